@@ -3,6 +3,7 @@
 import re
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from rbm_kernels._library import TRITON_OPERATORS
 from rbm_kernels.ops.cosine_topk import op as cosine_topk_op
 from rbm_kernels.ops.expert_matmul import launch
 from rbm_kernels.ops.expert_matmul import op as expert_matmul_op
+from rbm_kernels.ops.routed_matmul import config as routed_config
 
 SOURCES = [path for path in Path(rbm_kernels.__file__).parent.rglob("*.py") if path.name != "_launching.py"]
 
@@ -295,6 +297,27 @@ def test_more_choices_than_32_bits_count_are_refused():
     about = (90, "half", 2**29, 16, 16, 4, 8, True, 16, 16)
     with pytest.raises(ValueError, match=r"experts has shape \[536870912, 4\].*split the batch"):
         launch._prepare_weight(*about)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"), [((1, 2**11, 2**20 - 8), False), ((1, 2**11 - 1, 2**20), True), ((2**30, 2, 1), False)], ids=str
+)
+def test_experts_too_large_for_32_bits_are_left_to_the_reference(monkeypatch, shape, fits):
+    """The kernels number the weights of one expert in int32: beyond, they would read before the first of them."""
+    num_experts, outputs, features = shape
+    x, memory = torch.empty(3, features, device="meta"), torch.empty(num_experts, features, device="meta")
+    weight, grad = torch.empty(shape, device="meta"), torch.empty(3, outputs, device="meta")
+    gates, experts = torch.empty(3, 1, device="meta"), torch.empty(3, 1, dtype=torch.int32, device="meta")
+    launched, left = mock.Mock(), mock.Mock(return_value=(None, None))
+    monkeypatch.setattr(expert_matmul_op, "_kernels_serve", lambda x: True)
+    monkeypatch.setattr(expert_matmul_op, "_launch", lambda: launched)
+    for name in ("_eager", "_eager_backward_input", "_eager_backward_weight"):
+        monkeypatch.setattr(expert_matmul_op, name, left)
+    expert_matmul_op._cuda(x, weight, None, gates, experts)
+    expert_matmul_op._cuda_backward_input(grad, x, weight, None, gates, experts)
+    expert_matmul_op._cuda_backward_weight(grad, x, gates, experts, num_experts)
+    assert (len(launched.mock_calls), len(left.mock_calls)) == ((3, 0) if fits else (0, 3))
+    assert routed_config.serves(x, memory, weight) == fits
 
 
 def test_the_next_power_of_two_is_that_of_triton():

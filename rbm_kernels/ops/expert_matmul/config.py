@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rbm_kernels._launching import prepared
+from rbm_kernels.checks import MOST_SIZE
 from rbm_kernels.ops.expert_order import pass_columns
 from rbm_kernels.ops.expert_order.op import ranks_fit
 
@@ -187,6 +188,14 @@ MANY_ROWS = 128 * 132
 # Heights of tiles for 1,024 to 4,095 rows. In TensorFloat-32, only tiles of 128 make the gradient of the rows read a
 # transposed copy of the weights, see `precision.reads_by_column`.
 _MIDDLING = {"half": 64, "tf32": 128, "ieee": 32}
+
+
+def numbers_fit(num_experts: int, out_features: int, in_features: int) -> bool:
+    """Whether int32 suffices for the kernels, which number the weights of one expert and the biases of all.
+
+    ``launch._pad`` adds up to seven features, and partial sums of the weight's gradient have one more for the bias.
+    """
+    return max(num_experts * out_features, out_features * (in_features + 8)) <= MOST_SIZE
 
 
 def is_small(rows: int, k: int, num_experts: int, weights: int, precision: str) -> bool:

@@ -100,6 +100,11 @@ def _kernels_serve(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64
 
 
+def _kernels_take(*sizes: int) -> bool:
+    """Whether kernels take weights ``[E, N, D]`` of these sizes: a grid must have a program, and numbers must fit."""
+    return 0 not in sizes and config.numbers_fit(*sizes)
+
+
 def check_weights(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise TypeError or ValueError unless rows and experts match."""
     checks.check_dtype(op, "x", x, checks.FLOATING)
@@ -167,7 +172,7 @@ def _fake(x, weight, bias, gates, experts, *_order) -> Tensor:
 
 @implement_cuda("expert_matmul", _check)
 def _cuda(x, weight, bias, gates, experts, *order) -> Tensor:
-    if not _kernels_serve(x) or weight.numel() == 0:  # a grid must have at least one program
+    if not (_kernels_serve(x) and _kernels_take(*weight.shape)):
         return _eager(x, weight, bias, gates, experts)
     return _launch().expert_matmul(x, weight, bias, gates, experts, *order)
 
@@ -190,7 +195,7 @@ def _check_backward_input(grad, x, weight, bias, gates, experts, with_gates=True
 
 @implement_cuda("expert_matmul_backward_input", _check_backward_input)
 def _cuda_backward_input(grad, x, weight, bias, gates, experts, with_gates=True, *order) -> tuple[Tensor, Tensor]:
-    if not _kernels_serve(x) or weight.numel() == 0:
+    if not (_kernels_serve(x) and _kernels_take(*weight.shape)):
         return _eager_backward_input(grad, x, weight, bias, gates, experts, with_gates)
     return _launch().backward_input(grad, x, weight, bias, gates, experts, with_gates, *order)
 
@@ -219,7 +224,7 @@ def _check_backward_weight(grad, x, gates, experts, num_experts, with_bias=True)
 
 @implement_cuda("expert_matmul_backward_weight", _check_backward_weight)
 def _cuda_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> tuple[Tensor, Tensor]:
-    if not _kernels_serve(x) or x.shape[1] == 0 or grad.shape[1] == 0:
+    if not (_kernels_serve(x) and _kernels_take(num_experts, grad.shape[1], x.shape[1])):
         return _eager_backward_weight(grad, x, gates, experts, num_experts, with_bias)
     return _launch().backward_weight(grad, x, gates, experts, num_experts, with_bias)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rbm_kernels._launching import Machine, next_power_of_2
 from rbm_kernels.ops.cosine_topk.op import served_by_triton
+from rbm_kernels.ops.expert_matmul.config import numbers_fit
 
 # Every program routes its rows again. Up to this size that takes little time compared with reading the weights, while
 # launching several operators would take longer than everything else. Beyond it, larger tiles read the weights less
@@ -37,9 +38,11 @@ class Tile(NamedTuple):
     shared_by: int | None
 
 
-def serves(x: Tensor, memory: Tensor) -> bool:
-    """Whether the kernel computes this: few rows, no float64, and no more experts than fit in a tile."""
-    return x.shape[0] <= SMALL_BATCH and served_by_triton(x, memory)
+def serves(x: Tensor, memory: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel computes this: few rows, no float64, no more experts than fit in a tile, and no larger ones
+    than it can number.
+    """
+    return x.shape[0] <= SMALL_BATCH and served_by_triton(x, memory) and numbers_fit(*weight.shape)
 
 
 def choose_tile(

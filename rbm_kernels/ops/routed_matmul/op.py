@@ -82,7 +82,7 @@ def _fake(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
 
 @implement_cuda("routed_matmul", _check)
 def _cuda(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
-    if serves(x, memory):
+    if serves(x, memory, weight):
         from rbm_kernels.ops.routed_matmul import launch
 
         return launch.forward(x, memory, weight, bias, k, temperature)
