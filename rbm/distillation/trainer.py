@@ -54,9 +54,11 @@ class NodeTrainer(Trainer):
         train_nodes: int64, indices of the labelled nodes among the observed ones.
         projection: linear map that is trained with the student if a loss compares its hidden rows with the teacher's;
             or None.
+        embedding: the teacher's hidden rows in such a similarity loss, ``[N_observed, H]``.
     """
 
     projection: nn.Linear | None = None
+    embedding: Tensor
 
     def __init__(self, model: nn.Module, split: GraphSplit, network: Network, encodings: Encodings | None) -> None:
         self.model, self.split, self.network = model, split, network
@@ -77,6 +79,16 @@ class NodeTrainer(Trainer):
     def labelled_loss(self, logits: Tensor) -> Tensor:
         """Cross-entropy of the labelled nodes, from the logits of the observed nodes, ``[N_observed, C]``."""
         return losses.hard_label_loss(logits[self.train_nodes], self.split.observed.y[self.train_nodes])
+
+    def compare_with_teacher(self, teacher_outputs: TeacherOutputs, width: int, reason: str) -> None:
+        """Prepare :meth:`similarity_loss` for hidden rows of this width; ``reason`` is the setting that asks for it."""
+        self.embedding = teacher_outputs.embedding(reason)
+        self.projection = nn.Linear(width, width).to(self.embedding.device)
+
+    def similarity_loss(self, hidden: Tensor, nodes: Tensor) -> Tensor:
+        """Similarity loss of the student's hidden rows ``[B, H]``, projected, with the teacher's rows of ``nodes``."""
+        projected = dropout(self.projection(wide(hidden)).relu(), self.network.dropout, self.model.training)
+        return losses.similarity_loss(projected, self.embedding[nodes])
 
     def expert_loads(self) -> list[list[float]] | None:
         if not isinstance(self.model, MixtureStudent) or self.model.pretraining:
@@ -136,8 +148,10 @@ class StudentTrainer(NodeTrainer):
     ) -> None:
         super().__init__(model, split, network or config.mlp, encodings)
         self.teacher_outputs, self.config = teacher_outputs, config
-        self.projection = self._build_projection()
         distill = config.distill
+        if distill.similarity_weight != 0:
+            width = model.layers[0].out_features
+            self.compare_with_teacher(teacher_outputs, width, "distill.similarity_weight is set")
         self.replicas = Replicas(model)
         self.graph = Neighborhood(split.observed.edge_index, split.observed.num_nodes)
         self.teacher_logs = teacher_log_probabilities(
@@ -280,7 +294,8 @@ class StudentTrainer(NodeTrainer):
                 labels = self.split.observed.y[nodes]
                 terms.append(batch.hard_weight * losses.hard_label_loss(logits[batch.labelled], labels))
             if similarity:
-                terms.append(self._similarity_loss(trace.first[batch.labelled], nodes))
+                similar = self.similarity_loss(trace.first[batch.labelled], nodes)
+                terms.append(self.config.distill.similarity_weight * similar)
         auxiliary = self.auxiliary_loss(trace, batch.share)
         if auxiliary is not None:
             terms.append(batch.auxiliary_weight * auxiliary)
@@ -294,10 +309,6 @@ class StudentTrainer(NodeTrainer):
             return self.targets.loss(logits, batch.nodes, distill.temperature, distill.temperature_mode)
         teacher = self.teacher_logs[batch.sources]
         return losses.pair_loss(logits, teacher, batch.pair_weights, distill.temperature, distill.temperature_mode)
-
-    def _similarity_loss(self, first: Tensor, nodes: Tensor) -> Tensor:
-        projected = dropout(self.projection(wide(first)).relu(), self.network.dropout, self.model.training)
-        return self.config.distill.similarity_weight * losses.similarity_loss(projected, self.embedding[nodes])
 
     def _train_adversarial(self, batch: Batch, student: nn.Module, rows: Rows) -> Tensor:
         """Add the gradients of the same batch with adversarially perturbed inputs."""
@@ -314,14 +325,6 @@ class StudentTrainer(NodeTrainer):
         loss.backward()
         self.freeze_memory(False)
         return loss.detach()
-
-    def _build_projection(self) -> nn.Linear | None:
-        """The linear map from the student's first hidden layer to the teacher's embedding; None without that loss."""
-        if self.config.distill.similarity_weight == 0:
-            return None
-        self.embedding = self.teacher_outputs.embedding("distill.similarity_weight is set")
-        width = self.model.layers[0].out_features
-        return nn.Linear(width, width).to(self.embedding.device)
 
 
 def student_inputs(

@@ -105,6 +105,11 @@ class Trace(NamedTuple):
     last: Tensor
 
 
+def width_of_last(student: nn.Module) -> int:
+    """Width of :attr:`Trace.last`: of the last hidden layer, or of the logits without hidden layers."""
+    return (student.layers[:-1] or student.layers)[-1].out_features
+
+
 def rows_for(student: HubMixin, x: Features) -> Rows:
     """Rows of a student's input; ValueError if their width is wrong, TypeError for integers and unexpected float64."""
     rows = rows_of_width(student, x)

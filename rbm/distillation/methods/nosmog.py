@@ -8,7 +8,7 @@ mixes up rows in the inductive setting). Both of GLNN's passes use this loss; th
 by default.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from rbm.config import NOSMOGConfig
 from rbm.datasets.encodings import Encodings
@@ -16,12 +16,9 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.adversarial import pgd_perturb
 from rbm.distillation.methods.glnn import GLNNTrainer
 from rbm.distillation.task import DistillationTask, TrainedStudent
-from rbm.nn import losses
-from rbm.nn.dropout import dropout
 from rbm.nn.sparse_rows import to_dense
-from rbm.nn.students import MLPStudent
+from rbm.nn.students import MLPStudent, width_of_last
 from rbm.teachers.outputs import TeacherOutputs
-from rbm.utils.precision import wide
 
 
 class NOSMOGTrainer(GLNNTrainer):
@@ -39,9 +36,8 @@ class NOSMOGTrainer(GLNNTrainer):
     ) -> None:
         super().__init__(model, split, teacher_outputs, config, encodings)
         if config.similarity_weight > 0:
-            self.embedding = teacher_outputs.embedding(f"{self.section}.similarity_weight is set")
-            width = (model.layers[:-1] or model.layers)[-1].out_features
-            self.projection = nn.Linear(width, width).to(self.embedding.device)
+            reason = f"{self.section}.similarity_weight is set"
+            self.compare_with_teacher(teacher_outputs, width_of_last(model), reason)
 
     def batch_loss(self, nodes: Tensor, target) -> Tensor:
         rows, config = self.observed_x[nodes], self.config
@@ -56,8 +52,7 @@ class NOSMOGTrainer(GLNNTrainer):
             )
             loss = loss + config.adversarial_weight * target(self.forward(self.model, perturbed), nodes)
         if self.projection is not None:
-            projected = dropout(self.projection(wide(trace.last)).relu(), config.dropout, self.model.training)
-            loss = loss + config.similarity_weight * losses.similarity_loss(projected, self.embedding[nodes])
+            loss = loss + config.similarity_weight * self.similarity_loss(trace.last, nodes)
         return loss
 
 

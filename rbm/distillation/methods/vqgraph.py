@@ -49,7 +49,7 @@ from rbm.nn import losses
 from rbm.nn.dropout import dropout
 from rbm.nn.evaluation import evaluating
 from rbm.nn.sparse_rows import Rows, in_single_precision
-from rbm.nn.students import MLPStudent
+from rbm.nn.students import MLPStudent, width_of_last
 from rbm.teachers import GCN
 from rbm.teachers.aggregation import aggregate, sparse_adjacency
 from rbm.teachers.outputs import TeacherOutputs
@@ -260,8 +260,7 @@ class VQGraphTrainer(GLNNTrainer):
     ) -> None:
         super().__init__(model, split, TeacherOutputs(observed.logits, logits, {}), config)
         self.codes, self.unit_rows = F.normalize(codes[observed.nearest.unique()]), F.normalize(observed.rows)
-        width = (model.layers[:-1] or model.layers)[-1].out_features
-        self.projection = nn.Linear(width, codes.shape[1]).to(codes.device)
+        self.projection = nn.Linear(width_of_last(model), codes.shape[1]).to(codes.device)
 
     def train_epoch(self, epoch: int) -> float:
         total = 0.0
