@@ -1,7 +1,5 @@
 """Label propagation as a teacher: it spreads the labels of training nodes along the edges, without training."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch_geometric.nn import LabelPropagation as Propagation
@@ -18,7 +16,7 @@ class LabelPropagation(ShownLabels, Teacher):
     operator. Logits are the logarithms of the classes' shares, so soft labels are these shares.
 
     A teacher for graphs with misleading features. Nodes that no label reaches have equal shares. There are no
-    parameters, and the only setting that is used is the number of classes. Call ``show`` to set the labels.
+    parameters, and the only setting that is used is the number of classes. Labels are set by :meth:`register_labels`.
 
     Args:
         in_channels, hidden_channels, num_layers, dropout, norm: checked as for other teachers, but not used.
@@ -40,10 +38,6 @@ class LabelPropagation(ShownLabels, Teacher):
         check_settings(in_channels, hidden_channels, out_channels, num_layers, norm, dropout=dropout)
         self.num_classes = out_channels
         self.propagation = Propagation(self.hops, alpha=0.9)
-
-    def show(self, labels: Sequence[Tensor]) -> None:
-        """Set the labels of each graph, int64 ``[N]``: the class of a training node, -1 for all other nodes."""
-        self.register_labels(labels)
 
     @staticmethod
     def adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -171,7 +171,7 @@ def build_configured_teacher(config: Config, split: GraphSplit, classes: int) ->
     features = split.graph.num_features + (classes if shows_labels else 0)
     teacher = build_teacher(section.name, features, classes, **shape)
     if isinstance(teacher, LabelPropagation):
-        teacher.show(training_labels(split))
+        teacher.register_labels(training_labels(split))
     if shows_labels:
         labels = training_labels(split)
         teacher = LabelInput(teacher, labels, classes, attention.label_mask_rate, attention.label_iterations)

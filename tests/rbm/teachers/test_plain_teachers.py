@@ -62,7 +62,7 @@ def test_mlp_sees_no_edge(small_graph):
 def test_label_propagation_equals_pyg(small_graph):
     teacher = LabelPropagation(12, 8, 3)
     known = small_graph.y.masked_fill(~small_graph.train_mask, -1)
-    teacher.show([known])
+    teacher.register_labels([known])
     shares = pyg.LabelPropagation(50, alpha=0.9)(small_graph.y, small_graph.edge_index, small_graph.train_mask)
     soft = teacher(small_graph.x, small_graph.edge_index).softmax(-1)
     torch.testing.assert_close(soft, (shares + 1e-4) / (shares + 1e-4).sum(-1, keepdim=True))
