@@ -1,4 +1,4 @@
-"""What compilers made of a kernel, read from the machine code with cuobjdump: no GPU is needed."""
+"""Registers, memory and instructions of compiled kernels, read from their machine code. No GPU is needed."""
 
 import bisect
 import importlib.util
@@ -17,14 +17,15 @@ from pathlib import Path
 
 @dataclass
 class MachineCode:
-    """What a kernel takes of a multiprocessor, and what stands in it.
+    """The resources that a kernel needs on a multiprocessor, and its instructions.
 
     Attributes:
-        registers: of a thread.
-        spilled_bytes: of stack, for each thread.
-        shared_bytes: static ones.
-        instructions: how often each stands in the code.
-        main_loop: the same of the innermost loop that multiplies most; empty where none has a matrix instruction.
+        registers: registers per thread.
+        spilled_bytes: bytes of stack and local memory per thread.
+        shared_bytes: bytes of static shared memory per block.
+        instructions: how often each instruction occurs in the code.
+        main_loop: the same for the innermost loop with the most multiply-adds; empty if no loop has a matrix
+            instruction.
     """
 
     registers: int
@@ -34,7 +35,7 @@ class MachineCode:
     main_loop: dict[str, int]
 
 
-# Address, and name with modifiers; a predicate may stand before the name. A branch says where it goes.
+# The address of an instruction, a predicate if there is one, and its name with modifiers; and the target of a branch.
 _INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)")
 _TARGET = re.compile(r"\bBRA\S* (?:!?U?P\w+, )?0x([0-9a-f]+)")
 # Matrix instructions of all architectures: HMMA, HGMMA, UTCHMMA, ...
@@ -46,7 +47,7 @@ class _Listing:
 
     def __init__(self) -> None:
         self._code: list[tuple[int, str]] = []
-        self._backward: list[tuple[int, int]] = []  # from where to where
+        self._backward: list[tuple[int, int]] = []  # backward branches: target, own address
 
     def add(self, line: str, match: re.Match[str]) -> None:
         address, name = int(match[1], 16), match[2]
@@ -74,7 +75,9 @@ class _Listing:
 
 
 def multiply_adds(name: str) -> int:
-    """Multiply-adds of one matrix instruction, by a warp or, of Hopper's, four; 1 where its name does not tell them."""
+    """Multiply-adds of one matrix instruction, which a warp executes, or four warps on Hopper; 1 if its name does not
+    contain its sizes, and 0 for other instructions.
+    """
     if match := re.match(r"HGMMA\.(\d+)x(\d+)x(\d+)", name):
         return int(match[1]) * int(match[2]) * int(match[3])
     if match := re.match(r"HMMA\.168(16|8|4)\b", name):
@@ -83,7 +86,7 @@ def multiply_adds(name: str) -> int:
 
 
 def find_cuobjdump() -> str | None:
-    """Triton's, which is as new as the code it makes, else CUDA's own; None where there is neither."""
+    """Path of Triton's cuobjdump, which reads all code that Triton generates, or else CUDA's; None without either."""
     triton = importlib.util.find_spec("triton")
     folders = [os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]
     if triton is not None and triton.origin is not None:
@@ -92,7 +95,11 @@ def find_cuobjdump() -> str | None:
 
 
 def cuobjdump(*arguments: str) -> str:
-    """What cuobjdump prints."""
+    """The output of cuobjdump.
+
+    Raises:
+        FileNotFoundError: it is not installed.
+    """
     return _printed("cuobjdump", *arguments)
 
 
@@ -100,7 +107,7 @@ def _printed(name: str, *arguments: str) -> str:
     tool = find_cuobjdump()
     if tool is None:
         raise FileNotFoundError("cuobjdump was not found: install triton or the CUDA toolkit")
-    # It runs nvdisasm, which stands beside it.
+    # It runs nvdisasm, which is in the same folder.
     folder = Path(tool).parent
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     command = [str(folder / name), *arguments]
@@ -108,7 +115,7 @@ def _printed(name: str, *arguments: str) -> str:
 
 
 def read(file: Path) -> dict[tuple[int, str], MachineCode]:
-    """Every kernel in a cubin or a library, by architecture (80, 90, ...) and mangled name."""
+    """All kernels of a cubin or a library, by architecture (80, 90, ...) and mangled name."""
     usage: dict[str, list[dict[str, int]]] = defaultdict(list)
     listings: dict[tuple[int, str], _Listing] = {}
     architecture, kernel = 0, ""
@@ -124,15 +131,15 @@ def read(file: Path) -> dict[tuple[int, str], MachineCode]:
             kernel = match[1]
         elif "REG:" in line:
             usage[kernel].append(_usage(line))
-    # For each architecture the usage of its kernels comes before their code: both keep to one order of architectures.
+    # The usages of a kernel are printed before its listings, with the architectures in the same order.
     return {key: _machine_code(usage[key[1]].pop(0), listing) for key, listing in listings.items()}
 
 
 def read_together(cubins: Sequence[bytes], architecture: int) -> list[MachineCode]:
-    """What :func:`read` finds in cubins of one kernel each, for one architecture, in a fraction of the time.
+    """Like :func:`read`, for cubins of one kernel each and one architecture, in a fraction of the time.
 
-    nvdisasm takes half a second to begin, for each cubin. It also takes instructions without a file around them, so
-    those of all kernels go to it in one piece, and addresses tell what belongs to whom.
+    nvdisasm takes half a second to start. It also accepts bare instructions, so it gets those of all kernels in one
+    file, and the addresses in its listing identify the kernels.
     """
     if not cubins:
         return []
@@ -140,7 +147,7 @@ def read_together(cubins: Sequence[bytes], architecture: int) -> list[MachineCod
     with tempfile.TemporaryDirectory() as folder:
         together = Path(folder) / "together"
         together.write_bytes(b"".join(codes))
-        suffix = "a" if architecture >= 90 else ""  # instructions that this architecture alone has
+        suffix = "a" if architecture >= 90 else ""  # with the instructions that only this architecture has
         listing = _printed("nvdisasm", "--binary", f"SM{architecture}{suffix}", str(together))
         usages = []
         for place, cubin in enumerate(cubins):
@@ -168,7 +175,7 @@ def _instructions(cubin: bytes) -> bytes:
     """The one section of an ELF file whose name begins with ``.text.``."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, number, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    # Of each section: where its name, its content and its content's size stand.
+    # For each section: offset of its name, offset and size of its content.
     sections = [struct.unpack_from("<I20xQQ", cubin, table + size * place) for place in range(number)]
     (found,) = (
         cubin[offset : offset + length]
