@@ -151,7 +151,7 @@ def _places(run: Path, known: Data, data: Data, graph: Path | str) -> Tensor:
     Raises:
         ValueError: a node of the run's graph is missing, or most have other features.
     """
-    ids, names = NodeIds.of_run(run), data.get("node_ids")
+    ids, names = NodeIds.of_run(run, known.num_nodes), data.get("node_ids")
     if (ids is None) != (names is None):
         has, lacks = (f"graph {graph}", f"the graph of {run}") if ids is None else (f"the graph of {run}", str(graph))
         raise ValueError(f"graph: nodes of {has} have ids, and those of {lacks} do not; give both, or neither")

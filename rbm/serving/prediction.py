@@ -82,7 +82,7 @@ class Predictor:
         self.run = run
         self.student, self.known = load(run, method, quantize=quantize, quiet=True), load_encodings(run, method)
         self.passed_on = load_passed_on(run, method, self.student, self.known)
-        self.ids = NodeIds.of_run(run)
+        self.ids = NodeIds.of_run(run, None if self.known is None else len(self.known))
 
     def predict(
         self,

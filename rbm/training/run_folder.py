@@ -188,7 +188,8 @@ def _mistaken(path: Path, config_file: str) -> str:
         return "; its search is not over: resume with auto (--auto)"
     if config_file == "auto.yaml" and (path / "config.yaml").is_file():
         return " with auto; its run was started without a search: leave auto out, or use another --out"
-    return ""
+    # A new run refuses a folder with files and advises --resume, which a run that was killed at its start cannot do.
+    return "; start it anew with --overwrite instead of --resume" if path.is_dir() and not is_free(path) else ""
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:

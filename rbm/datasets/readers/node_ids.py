@@ -98,10 +98,15 @@ class NodeIds:
         return text.getvalue()
 
     @classmethod
-    def of_run(cls, run: Path | str) -> "NodeIds | None":
-        """The ids in a run folder, or None if its graph has none."""
+    def of_run(cls, run: Path | str, nodes: int | None = None) -> "NodeIds | None":
+        """The ids in a run folder, or None if its graph has none. ValueError if they are not of ``nodes`` nodes."""
         path = Path(run) / FILE
-        return cls(_texts(path, header=True)[0], path) if path.is_file() else None
+        ids = cls(_texts(path, header=True)[0], path) if path.is_file() else None
+        if ids is not None and nodes not in (None, len(ids)):
+            raise ValueError(
+                f"{path} has {len(ids)} ids, and the graph of the run {nodes} nodes; restore the run folder"
+            )
+        return ids
 
 
 def id_column(path: Path) -> str | None:

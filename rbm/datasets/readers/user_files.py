@@ -263,7 +263,7 @@ def _read_folder(folder: Path) -> dict[str, Any]:
             continue
         if path.stem in found:
             raise ValueError(f"dataset: {folder} holds {path.stem} in two formats, expected one of them")
-        _checked(_check_order, path)
+        _checked(_check_columns, path, ids)
         found[path.stem] = _READERS[path.suffix](path) if ids is None else x if path in named else _by_id(path, ids)
     if not any(_is_part(name) for name in found):
         raise ValueError(
@@ -272,8 +272,15 @@ def _read_folder(folder: Path) -> dict[str, Any]:
     return _named(folder, found) | {"node_ids": ids}
 
 
-def _check_order(path: Path) -> None:
-    """Raise ValueError if the columns of a table of masks or edges are named in another order than they are read."""
+def _check_columns(path: Path, ids: NodeIds | None) -> None:
+    """Raise ValueError if a table has ids beside its numbers, although the features have none, or if the columns of a
+    table of masks or edges are named in another order than they are read.
+    """
+    others = ids is None and path.stem not in (*NAMES["x"], *NAMES["edge_index"]) and len(column_names(path)) > 1
+    if others and (name := id_column(path)):  # else logits would have a class more
+        raise ValueError(
+            f"{path} has ids in its column {name!r}, expected a column of ids in x too; write one, or drop it"
+        )
     expected = next((order for part, order in _ORDERS.items() if path.stem in NAMES[part]), None)
     if expected is None:
         return

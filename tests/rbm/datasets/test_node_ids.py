@@ -1,5 +1,8 @@
 """Graphs whose nodes have ids: edges, labels, masks and logits in tables refer to nodes by these."""
 
+import re
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -329,3 +332,14 @@ def test_new_nodes_by_the_ids_of_their_neighbors(run, tmp_path, command):
     status, _, err = command(*arguments, tmp_path / "neighbors.csv", "--out", out)
     assert status == 2
     assert "neighbors.csv names 'nobody', expected ids of nodes in" in err
+
+
+def test_a_list_of_ids_that_is_cut_short(run, tmp_path, command):
+    folder, _ = run
+    shutil.copytree(folder / "encoded", tmp_path / "cut")
+    text = (tmp_path / "cut" / "node_ids.csv").read_text()
+    (tmp_path / "cut" / "node_ids.csv").write_text(text[: len(text) // 2])
+    for inputs in ([folder / "x.npy", "--nodes", "all"], ["--graph", folder / "graph"]):
+        status, _, err = command("predict", tmp_path / "cut", *inputs, "--out", tmp_path / "out.csv")
+        assert status == 2
+        assert re.search(r"node_ids\.csv has \d+ ids, and the graph of the run 300 nodes; restore the run folder", err)

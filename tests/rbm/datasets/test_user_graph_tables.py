@@ -116,6 +116,24 @@ def test_labels_with_a_column_of_ids_of_another_name(tmp_path):
         load_graph(tmp_path)
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("part", ["y", "logits"])
+def test_ids_beside_numbers_are_refused_if_the_features_have_none(tmp_path, part, form):
+    """Rows may come in another order, and the ids would be the logits of a class."""
+    folder = write_folder(tmp_path, **({"y": None} if part == "y" else {}))
+    table = {"id": [*range(6)][::-1], **({"y": [0, 1] * 3} if part == "y" else {"a": [0.0] * 6, "b": [1.0] * 6})}
+    if form == "csv":
+        lines = [table, *zip(*table.values(), strict=True)]
+        (folder / f"{part}.csv").write_text("\n".join(",".join(map(str, line)) for line in lines))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(table), folder / f"{part}.parquet")
+    with pytest.raises(
+        ValueError, match=rf"{part}\.{form} has ids in its column 'id', expected a column of ids in x too"
+    ):
+        load_graph(folder)
+
+
 def test_two_numbered_columns_of_whole_numbers_are_an_edge(tmp_path):
     write_folder(tmp_path, edge_index=None)
     (tmp_path / "edge_index.csv").write_text("0,1\n1,2\n")

@@ -111,6 +111,14 @@ def test_resume_needs_the_same_configuration(folder, tmp_path):
         RunFolder(tmp_path / "nothing", Config(), resume=True)
 
 
+def test_a_run_that_was_killed_at_its_start(folder):
+    """It has its list of files, and no configuration yet."""
+    (folder.path / "config.yaml").unlink()
+    with pytest.raises(FileNotFoundError, match="no run to resume; start it anew with --overwrite instead of --resume"):
+        RunFolder(folder.path, Config(), resume=True)
+    RunFolder(folder.path, Config(), overwrite=True)
+
+
 def test_metrics_that_a_kill_cut_short(folder):
     for phase, epoch in [("teacher", 0), ("teacher", 1), ("mlp", 0), ("mlp", 1), ("rbm", 0)]:
         folder.append_metrics({"phase": phase, "epoch": epoch})
