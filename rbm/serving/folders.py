@@ -82,7 +82,9 @@ def predict_folder(
     """
     _check(ray, workers)
     source, out, progress = Path(features), Path(out), Progress(console)
-    parquet = optional("pyarrow", "files", f"features folder {source}").parquet
+    optional("pyarrow", "files", f"features folder {source}")
+    from pyarrow import parquet  # pyarrow does not import it by itself
+
     tasks = _tasks(source, out, nodes, neighbors)
     predictor = Predictor(run, method, quantize)
     rows = {task: _rows(parquet, Path(task.features)) for task in tasks}

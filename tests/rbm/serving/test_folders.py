@@ -69,6 +69,12 @@ def test_a_folder_is_its_files(run, features, tmp_path):
     assert written(tmp_path / "out") == one_by_one(run, features, tmp_path / "alone")
 
 
+def test_the_submodule_for_parquet_is_imported(run, features, tmp_path, monkeypatch):
+    """``import pyarrow`` alone does not have it, and in a process of ``rbm predict`` nothing else imports it before."""
+    monkeypatch.delattr(pyarrow, "parquet")
+    assert predict_folder(run, features, tmp_path / "out") == sum(ROWS)
+
+
 def test_hidden_files_are_not_features(run, features, tmp_path):
     for name in ("_metadata.parquet", ".part-9.parquet"):
         (features / name).write_bytes(b"")
