@@ -31,7 +31,7 @@ constexpr int64_t kNumbersOf = std::is_same_v<Operand, BFloat16Pair> ? 2 : 1;
 
 template <typename Operand>
 constexpr int64_t operands_of(int64_t numbers) {
-  return (numbers + kNumbersOf<Operand> - 1) / kNumbersOf<Operand>;
+  return ceil_div(numbers, kNumbersOf<Operand>);
 }
 
 // Builds with RBM_MOST_VECTOR_BYTES run the code of other processors.

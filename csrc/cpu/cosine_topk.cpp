@@ -139,11 +139,7 @@ std::tuple<Tensor, Tensor, Tensor> cosine_topk(
   Tensor gates = new_tensor(memory.scalar_type(), {h.size(0), k});
   Tensor experts = new_tensor(ScalarType::Int, {h.size(0), k});
   Tensor cosines = new_tensor(memory.scalar_type(), {h.size(0), k});
-  switch (dtype) {
-    case ScalarType::Double: route<double>(h, memory, k, temperature, gates, experts, cosines); break;
-    case ScalarType::BFloat16: route<BFloat16>(h, memory, k, temperature, gates, experts, cosines); break;
-    default: route<float>(h, memory, k, temperature, gates, experts, cosines); break;
-  }
+  with_type(dtype, [&]<typename T>(T) { route<T>(h, memory, k, temperature, gates, experts, cosines); });
   return {gates, experts, cosines};
 }
 
@@ -171,16 +167,11 @@ Tensor cosine_topk_backward(
   if (grad_cosines_any) grad_cosines = of_pairs("grad_cosines", *grad_cosines_any);
 
   Tensor grad_h = new_tensor(h.scalar_type(), {h.size(0), h.size(1)});
-  const auto run = [&](auto zero) {
-    route_backward<decltype(zero)>(
+  with_type(dtype, [&]<typename T>(T) {
+    route_backward<T>(
         grad_gates ? &*grad_gates : nullptr, grad_cosines ? &*grad_cosines : nullptr, h, memory, gates, experts,
         cosines, temperature, grad_h);
-  };
-  switch (dtype) {
-    case ScalarType::Double: run(double{}); break;
-    case ScalarType::BFloat16: run(BFloat16{}); break;
-    default: run(float{}); break;
-  }
+  });
   return as_dtype(grad_h, h_any.scalar_type());
 }
 

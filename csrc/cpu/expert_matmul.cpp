@@ -216,8 +216,8 @@ RBM_DISPATCH(multiply_panel)
 int64_t count_panel_rows(int64_t rows, int64_t num_experts, int64_t top_k) {
   const int64_t most = std::max(kFewestPanelRows, kRowsOfExpert * num_experts / std::max<int64_t>(1, top_k));
   const int64_t threads = torch::stable::get_num_threads();
-  const int64_t rounds = (rows + most * threads - 1) / (most * threads);
-  return (rows + rounds * threads - 1) / (rounds * threads);
+  const int64_t rounds = ceil_div(rows, most * threads);
+  return ceil_div(rows, rounds * threads);
 }
 
 template <typename T, typename Operand>
@@ -225,7 +225,7 @@ void multiply(const Product<T, Operand>& p) {
   using Acc = Accumulation<T>;
   if (p.count == 0) return;
   const int64_t panel_rows = count_panel_rows(p.count, p.num_experts, p.top_k);
-  parallel_for(0, (p.count + panel_rows - 1) / panel_rows, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, ceil_div(p.count, panel_rows), 1, [&](int64_t begin, int64_t end) {
     constexpr bool kConverts = !std::is_same_v<T, Acc>;
     PairsByExpert pairs(panel_rows, p.top_k, p.num_experts);
     const auto sums = scratch<Acc>(kConverts ? panel_rows * p.to : 0);
@@ -348,11 +348,8 @@ Tensor expert_matmul(
   const Tensor gates = dense(gates_any), experts = dense(experts_any);
   check_experts(check, experts, weight.size(0));
   const Tensor* const some_bias = bias_any ? &bias : nullptr;
-  switch (dtype) {
-    case ScalarType::Double: return forward<double>(x, weight, some_bias, gates, experts);
-    case ScalarType::BFloat16: return forward<BFloat16>(x, weight, some_bias, gates, experts);
-    default: return as_dtype(forward<float>(x, weight, some_bias, gates, experts), x_any.scalar_type());
-  }
+  const Tensor y = with_type(dtype, [&]<typename T>(T) { return forward<T>(x, weight, some_bias, gates, experts); });
+  return as_dtype(y, x_any.scalar_type());
 }
 
 std::tuple<Tensor, Tensor> expert_matmul_backward_input(
@@ -369,14 +366,9 @@ std::tuple<Tensor, Tensor> expert_matmul_backward_input(
   const Tensor gates = dense(gates_any), experts = dense(experts_any);
   check_experts(check, experts, weight.size(0));
   const Tensor* const some_bias = bias_any ? &bias : nullptr;
-  switch (dtype) {
-    case ScalarType::Double: return backward_input<double>(grad, x, weight, some_bias, gates, experts, with_gates);
-    case ScalarType::BFloat16: return backward_input<BFloat16>(grad, x, weight, some_bias, gates, experts, with_gates);
-    default: {
-      const auto [grad_x, grad_gates] = backward_input<float>(grad, x, weight, some_bias, gates, experts, with_gates);
-      return {as_dtype(grad_x, x_any.scalar_type()), grad_gates};
-    }
-  }
+  const auto [grad_x, grad_gates] = with_type(
+      dtype, [&]<typename T>(T) { return backward_input<T>(grad, x, weight, some_bias, gates, experts, with_gates); });
+  return {as_dtype(grad_x, x_any.scalar_type()), grad_gates};
 }
 
 }  // namespace rbm::cpu

@@ -166,9 +166,9 @@ template <typename Operand, typename T>
 void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
   // As many slices of output features as threads, or as there are tiles. Work is divided by slice rather than by
   // expert, so that threads get equal shares even if experts do not.
-  const int64_t threads = torch::stable::get_num_threads(), tiles = (w.out_features + kTileRows - 1) / kTileRows;
-  const int64_t width = (tiles + threads - 1) / threads * kTileRows;
-  const int64_t slices = width > 0 ? (w.out_features + width - 1) / width : 0;
+  const int64_t threads = torch::stable::get_num_threads(), tiles = ceil_div(w.out_features, kTileRows);
+  const int64_t width = ceil_div(tiles, threads) * kTileRows;
+  const int64_t slices = width > 0 ? ceil_div(w.out_features, width) : 0;
   parallel_for(0, slices * num_experts, 1, [&](int64_t begin, int64_t end) {
     const auto gated = scratch<Operand>(kPieceRows * width);
     // No vector is longer than 64 bytes.
@@ -223,12 +223,8 @@ std::tuple<Tensor, Tensor> expert_matmul_backward_weight(
                grad = with_adjacent_features(as_dtype(grad_any, dtype));
   const Tensor gates = dense(gates_any), experts = dense(experts_any);
   check_experts(check, experts, num_experts);
-  const auto run = [&](auto zero) {
-    return backward_weight<decltype(zero)>(grad, x, gates, experts, num_experts, with_bias);
-  };
-  const auto [grad_weight, grad_bias] = dtype == ScalarType::Double     ? run(double{})
-                                        : dtype == ScalarType::BFloat16 ? run(BFloat16{})
-                                                                        : run(float{});
+  const auto [grad_weight, grad_bias] = with_type(
+      dtype, [&]<typename T>(T) { return backward_weight<T>(grad, x, gates, experts, num_experts, with_bias); });
   return {as_dtype(grad_weight, x_any.scalar_type()), as_dtype(grad_bias, x_any.scalar_type())};
 }
 

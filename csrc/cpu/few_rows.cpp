@@ -70,7 +70,7 @@ RBM_DISPATCH(few_rows)
 
 template <typename T>
 void multiply_few_rows(const FewRows<T>& f, int64_t top_k) {
-  const int64_t blocks = (f.out_features + kColumnBlock - 1) / kColumnBlock;
+  const int64_t blocks = ceil_div(f.out_features, kColumnBlock);
   const int64_t work = std::max<int64_t>(1, kColumnBlock * f.rows * top_k * f.in_features);
   parallel_for(0, blocks, std::max<int64_t>(1, kMultiplicationsOfThread / work), [&](int64_t begin, int64_t end) {
     const auto sums = scratch<Accumulation<T>>(f.rows * kColumnBlock);

@@ -30,7 +30,7 @@ constexpr int64_t kMostInt8Features = 1 << 17;
 constexpr float kLeastOfRow = 1e-30f;
 constexpr float kMostNumber = 127.0f;
 
-constexpr int64_t panels_of(int64_t outputs) { return (outputs + kPanelColumns - 1) / kPanelColumns; }
+constexpr int64_t panels_of(int64_t outputs) { return ceil_div(outputs, kPanelColumns); }
 constexpr int64_t groups_of(int64_t features) { return (features + 3) / 4; }
 
 // Some rows of one expert times some panels. Rows start at their first number; panels are `panel_bytes` apart.

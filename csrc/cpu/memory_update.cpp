@@ -120,7 +120,7 @@ void sum_rows(
     const Tensor& h, const Tensor& gates, const Tensor& experts, bool normalize, Tensor& weighted_sum, Tensor& total) {
   const int64_t rows = h.size(0), features = h.size(1), top_k = gates.size(1), num_experts = total.size(0);
   const int64_t shares = count_shares(rows, num_experts);
-  const int64_t share_rows = shares > 0 ? (rows + shares - 1) / shares : 0;
+  const int64_t share_rows = shares > 0 ? ceil_div(rows, shares) : 0;
   const int64_t result_size = num_experts * (features + 1);
   const auto partials = scratch<Acc>(shares * result_size);
 
@@ -201,11 +201,8 @@ void memory_update_(
     Tensor memory, const Tensor& weighted_sum_any, const Tensor& total_any, double decay, bool normalize) {
   check_memory_update(memory, weighted_sum_any, total_any, decay);
   const Tensor weighted_sum = dense(weighted_sum_any), total = dense(total_any);
-  if (memory.scalar_type() == ScalarType::Double) {
-    move_memory<double>(memory, weighted_sum, total, decay, normalize);
-  } else {
-    move_memory<float>(memory, weighted_sum, total, decay, normalize);
-  }
+  with_wide_type(
+      memory.scalar_type(), [&]<typename T>(T) { move_memory<T>(memory, weighted_sum, total, decay, normalize); });
 }
 
 }  // namespace rbm::cpu

@@ -105,7 +105,7 @@ struct Bias {
 template <typename Acc, int kBytes>
 constexpr int64_t padded_columns(int64_t columns) {
   constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount;
-  return (columns + kCount - 1) / kCount * kCount;
+  return round_up(columns, kCount);
 }
 
 // Packs panel `panel` of matrix `matrix`, with zeros past its last column. With `bias`, the expert's bias precedes the
@@ -163,8 +163,8 @@ struct PackedSizes {
     return {lanes, (vector_bytes() == 64 ? tile_vectors<64>() : tile_vectors<16>()) * lanes};
   }
 
-  int64_t padded(int64_t columns) const { return (columns + lanes - 1) / lanes * lanes; }
-  int64_t panels(int64_t columns) const { return (padded(columns) + width - 1) / width; }
+  int64_t padded(int64_t columns) const { return round_up(columns, lanes); }
+  int64_t panels(int64_t columns) const { return ceil_div(padded(columns), width); }
 };
 
 // Calls pack_panel(matrix, panel) for all panels of all matrices, in parallel.

@@ -164,11 +164,7 @@ Tensor pack_experts(const Tensor& weight_any, const std::optional<Tensor>& bias_
   }
   const Tensor weight = dense(weight_any), bias = bias_any ? dense(*bias_any) : weight;
   const Tensor* const some_bias = bias_any ? &bias : nullptr;
-  switch (weight.scalar_type()) {
-    case ScalarType::Double: return packed_of<double>(weight, some_bias);
-    case ScalarType::BFloat16: return packed_of<BFloat16>(weight, some_bias);
-    default: return packed_of<float>(weight, some_bias);
-  }
+  return with_type(weight.scalar_type(), [&]<typename T>(T) { return packed_of<T>(weight, some_bias); });
 }
 
 Tensor routed_matmul_packed(
@@ -188,11 +184,8 @@ Tensor routed_matmul_packed(
   check.same_device("packed", packed, "x", x_any);
   if (!packed.is_contiguous()) check.fail("packed is not contiguous, expected what pack_experts returned");
   const Tensor x = with_adjacent_features(x_any), memory = dense(memory_any);
-  switch (dtype) {
-    case ScalarType::Double: return route_and_multiply<double>(x, memory, packed, out_features, k, temperature);
-    case ScalarType::BFloat16: return route_and_multiply<BFloat16>(x, memory, packed, out_features, k, temperature);
-    default: return route_and_multiply<float>(x, memory, packed, out_features, k, temperature);
-  }
+  return with_type(
+      dtype, [&]<typename T>(T) { return route_and_multiply<T>(x, memory, packed, out_features, k, temperature); });
 }
 
 }  // namespace rbm::cpu

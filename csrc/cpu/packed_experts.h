@@ -224,8 +224,8 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_p
   const int64_t begin = first_panel * kWidth;
   const int64_t end = std::min(last_panel * kWidth, padded_columns<Acc, kBytes>(p.experts.outputs));
   for (int64_t row = 0; row < p.count; ++row) std::fill_n(p.sums + row * p.sum_stride + begin, end - begin, Acc(0));
-  const int64_t blocks = std::max<int64_t>(1, (p.experts.features + kMostInner - 1) / kMostInner);
-  const int64_t block = (p.experts.features + blocks - 1) / blocks;
+  const int64_t blocks = std::max<int64_t>(1, ceil_div(p.experts.features, kMostInner));
+  const int64_t block = ceil_div(p.experts.features, blocks);
   if (p.count == 1 && begin == 0 && end <= kWidth && blocks == 1) {
     if (end == kWidth) return packed_row_of<kBytes, tile_vectors<kBytes>()>(p);
     const int64_t vectors = end / Lanes<Acc, kBytes>::kCount;
@@ -234,7 +234,7 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_p
   }
   for (int64_t expert = 0; expert < p.experts.num_experts; ++expert) {
     const Pair* const pairs = p.pairs->of(expert);
-    const int64_t count = p.pairs->count(expert), tiles = (count + kTileRows - 1) / kTileRows;
+    const int64_t count = p.pairs->count(expert), tiles = ceil_div(count, kTileRows);
     if (count == 0) continue;
     // Tiles of nearly equal height: a tile of a single row would take as long as a tile of four.
     const int64_t height = count / tiles, higher = count % tiles;

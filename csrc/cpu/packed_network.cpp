@@ -122,8 +122,7 @@ void answer_layer(const StoredNetwork& network, const StoredLayer& s, const Answ
 void answer_network(const StoredNetwork& network, const Answers& all) {
   int64_t widest = 0;
   for (int64_t i = 0; i + 1 < network.count(); ++i) widest = std::max(widest, network.layer(i).outputs);
-  const int64_t stride =
-      (widest + kPanelColumns - 1) / kPanelColumns * kPanelColumns;  // whole vectors, on any processor
+  const int64_t stride = round_up(widest, kPanelColumns);  // whole vectors, on any processor
   const int64_t most = std::min(all.rows, kRowsAtOnce);
   const auto between = scratch<float>(2 * most * stride);
   for (int64_t first = 0; first < all.rows; first += most) {

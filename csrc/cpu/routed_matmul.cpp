@@ -70,11 +70,8 @@ Tensor routed_matmul(
   const Tensor x = with_adjacent_features(x_any), memory = dense(memory_any), weight = dense(weight_any);
   const Tensor bias = bias_any ? dense(*bias_any) : weight;
   const Tensor* const some_bias = bias_any ? &bias : nullptr;
-  switch (dtype) {
-    case ScalarType::Double: return few_rows_at_once<double>(x, memory, weight, some_bias, k, temperature);
-    case ScalarType::BFloat16: return few_rows_at_once<BFloat16>(x, memory, weight, some_bias, k, temperature);
-    default: return few_rows_at_once<float>(x, memory, weight, some_bias, k, temperature);
-  }
+  return with_type(
+      dtype, [&]<typename T>(T) { return few_rows_at_once<T>(x, memory, weight, some_bias, k, temperature); });
 }
 
 }  // namespace rbm::cpu

@@ -69,7 +69,7 @@ void multiply(const Int8Work& work, const Int8Product& p, int64_t first_panel, i
   constexpr int64_t kPanelsOfMany = Kind::panels_at_once(Kind::kMostRows);
   for (int64_t expert = 0; expert < work.num_experts; ++expert) {
     const Pair* const pairs = p.pairs->of(expert);
-    const int64_t count = p.pairs->count(expert), tiles = (count + Kind::kMostRows - 1) / Kind::kMostRows;
+    const int64_t count = p.pairs->count(expert), tiles = ceil_div(count, Kind::kMostRows);
     if (count == 0) continue;
     // Tiles of nearly equal height. A single tile processes all panels; several take turns on some panels at a time.
     const int64_t height = count / tiles, higher = count % tiles;
@@ -112,7 +112,7 @@ template <typename Kind>
 void serve(const Int8Work& work, int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
   const Int8Layer& layer = work.layer;
   const int64_t top_k = layer.routing.top_k, most = std::min(end - begin, work.chunk_rows);
-  const int64_t number_stride = (layer.features + kLineBytes - 1) / kLineBytes * kLineBytes;
+  const int64_t number_stride = round_up(layer.features, kLineBytes);
   const bool is_direct = work.padded() <= layer.y_stride;
   const int64_t sum_stride = is_direct ? layer.y_stride : work.padded();
   const auto floats = scratch<float>(most * (2 * top_k + 1) + routing_scratch(work.num_experts));

@@ -81,6 +81,22 @@ inline void check_experts(const Checks& check, const Tensor& experts, int64_t nu
 // computes with it at full speed.
 inline ScalarType served_dtype(ScalarType dtype) { return dtype == ScalarType::Half ? ScalarType::Float : dtype; }
 
+// work(T{}) for the type of a served dtype.
+template <typename Work>
+auto with_type(ScalarType dtype, const Work& work) {
+  switch (dtype) {
+    case ScalarType::Double: return work(double{});
+    case ScalarType::BFloat16: return work(BFloat16{});
+    default: return work(float{});
+  }
+}
+
+// The same for tensors that are float64 or float32.
+template <typename Work>
+auto with_wide_type(ScalarType dtype, const Work& work) {
+  return dtype == ScalarType::Double ? work(double{}) : work(float{});
+}
+
 template <typename T>
 std::unique_ptr<T[]> scratch(int64_t size) {
   try {

@@ -167,7 +167,7 @@ void differentiate_gates(const Problem<T>& p, const Tensor& grad, const Tensor& 
   const int64_t pairs = p.rows * p.top_k, width = lines_of_block<T>(p.outputs) * kLine<T>,
                 blocks = ceil_div(p.outputs, width);
   const auto partials = scratch<T>(blocks * pairs);
-  run_rows<T>(p, nullptr, static_cast<const T*>(grad.const_data_ptr()), partials.get());
+  run_rows<T>(p, nullptr, data<T>(grad), partials.get());
   T* const sums = mutable_data<T>(grad_gates);
   std::fill_n(sums, pairs, T(0));
   for (int64_t block = 0; block < blocks; ++block) {
@@ -183,11 +183,9 @@ Tensor sparse_expert_matmul(
     const std::optional<Tensor>& bias, const std::optional<Tensor>& scale, const Tensor& gates, const Tensor& experts) {
   const sparse::Arguments arguments("sparse_expert_matmul", crow, col, values, weight, bias, scale, gates, experts);
   Tensor y = torch::stable::new_empty(values, {gates.size(0), weight.size(1)});
-  if (values.scalar_type() == ScalarType::Double) {
-    sparse::run_rows<double>(arguments.problem<double>(), mutable_data<double>(y), nullptr, nullptr);
-  } else {
-    sparse::run_rows<float>(arguments.problem<float>(), mutable_data<float>(y), nullptr, nullptr);
-  }
+  with_wide_type(values.scalar_type(), [&]<typename T>(T) {
+    sparse::run_rows<T>(arguments.problem<T>(), mutable_data<T>(y), nullptr, nullptr);
+  });
   return y;
 }
 
@@ -198,11 +196,9 @@ Tensor sparse_expert_matmul_backward_gates(
   const sparse::Arguments arguments(op, crow, col, values, weight, bias, scale, gates, experts);
   const Tensor grad = sparse::checked_grad(op, grad_any, arguments);
   Tensor grad_gates = torch::stable::new_empty(gates, {gates.size(0), gates.size(1)});
-  if (values.scalar_type() == ScalarType::Double) {
-    sparse::differentiate_gates(arguments.problem<double>(), grad, grad_gates);
-  } else {
-    sparse::differentiate_gates(arguments.problem<float>(), grad, grad_gates);
-  }
+  with_wide_type(values.scalar_type(), [&]<typename T>(T) {
+    sparse::differentiate_gates(arguments.problem<T>(), grad, grad_gates);
+  });
   return grad_gates;
 }
 

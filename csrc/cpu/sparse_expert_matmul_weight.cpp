@@ -88,7 +88,7 @@ void differentiate(const Problem<T>& p, const Tensor& grad, const Tensor& grad_w
           .pairs = pairs,
           .expert = expert,
           .first = task % blocks * width,
-          .grad = static_cast<const T*>(grad.const_data_ptr()),
+          .grad = data<T>(grad),
           .block = block.get(),
           .grad_weight = mutable_data<T>(grad_weight),
           .grad_scale = scales == 0 ? nullptr : partials.get() + task % blocks * scales + expert * p.features,
@@ -114,11 +114,9 @@ std::tuple<Tensor, Tensor> sparse_expert_matmul_backward_weight(
   const Tensor grad = sparse::checked_grad(op, grad_any, arguments);
   Tensor grad_weight = torch::stable::new_empty(values, {weight.size(0), weight.size(1), weight.size(2)});
   Tensor grad_scale = torch::stable::new_empty(values, {scale ? weight.size(0) : 0, weight.size(2)});
-  if (values.scalar_type() == ScalarType::Double) {
-    sparse::differentiate(arguments.problem<double>(), grad, grad_weight, grad_scale);
-  } else {
-    sparse::differentiate(arguments.problem<float>(), grad, grad_weight, grad_scale);
-  }
+  with_wide_type(values.scalar_type(), [&]<typename T>(T) {
+    sparse::differentiate(arguments.problem<T>(), grad, grad_weight, grad_scale);
+  });
   return {grad_weight, grad_scale};
 }
 

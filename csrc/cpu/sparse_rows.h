@@ -42,8 +42,6 @@ constexpr int64_t kFewMultiplications = 65536;
 
 constexpr int64_t kBlockAlignment = 4096;
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // All tensors are contiguous except the weights, whose features are adjacent.
 template <typename T>
 struct Problem {
@@ -67,7 +65,7 @@ struct Free {
 
 template <typename T>
 std::unique_ptr<T[], Free> aligned_block(int64_t count) {
-  const size_t bytes = ceil_div(std::max<int64_t>(1, count) * sizeof(T), kBlockAlignment) * kBlockAlignment;
+  const size_t bytes = round_up(std::max<int64_t>(1, count) * sizeof(T), kBlockAlignment);
   T* const block = static_cast<T*>(std::aligned_alloc(kBlockAlignment, bytes));
   if (block == nullptr) fail_for_memory();
   return std::unique_ptr<T[], Free>(block);
@@ -93,13 +91,13 @@ void with_width(int64_t lines, const Function& function) {
 inline void check_indices(
     const Checks& check, const Tensor& crow, const Tensor& col, const Tensor& experts, int64_t num_experts,
     int64_t features) {
-  const auto* const starts = static_cast<const int32_t*>(crow.const_data_ptr());
+  const auto* const starts = data<int32_t>(crow);
   const int64_t rows = crow.size(0) - 1, entries = col.size(0);
   if (starts[0] != 0 || starts[rows] != entries || !std::is_sorted(starts, starts + rows + 1)) {
     check.fail("crow does not rise from 0 to the number of entries, ", entries);
   }
   const auto outside = [](const Tensor& tensor, int64_t limit) {
-    const auto* const values = static_cast<const int32_t*>(tensor.const_data_ptr());
+    const auto* const values = data<int32_t>(tensor);
     const int64_t count = tensor.numel();
     int32_t least = 0, most = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -151,20 +149,17 @@ struct Arguments {
 
   template <typename T>
   Problem<T> problem() const {
-    const auto data = [](const std::optional<Tensor>& tensor) {
-      return tensor ? static_cast<const T*>(tensor->const_data_ptr()) : nullptr;
-    };
     return {
-        .crow = static_cast<const int32_t*>(crow.const_data_ptr()),
-        .col = static_cast<const int32_t*>(col.const_data_ptr()),
-        .values = data(values),
-        .weight = data(weight),
+        .crow = data<int32_t>(crow),
+        .col = data<int32_t>(col),
+        .values = data<T>(values),
+        .weight = data<T>(weight),
         .expert_stride = weight.stride(0),
         .output_stride = weight.stride(1),
-        .bias = data(bias),
-        .scale = data(scale),
-        .gates = data(gates),
-        .experts = static_cast<const int32_t*>(experts.const_data_ptr()),
+        .bias = bias ? data<T>(*bias) : nullptr,
+        .scale = scale ? data<T>(*scale) : nullptr,
+        .gates = data<T>(gates),
+        .experts = data<int32_t>(experts),
         .rows = gates.size(0),
         .entries = values.size(0),
         .features = weight.size(2),

@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "../integers.h"
+
 #define RBM_INLINE inline __attribute__((always_inline))
 
 // Vectors wider than the baseline are only passed between functions that are inlined into one another, never through a

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../integers.h"
 #include "../memory_update.h"
 #include "rows.cuh"
 
@@ -34,8 +35,6 @@ constexpr int kReduceWidth = 32, kReduceDepth = 16;
 // Rows that a group holds in registers. With twice the columns, registers suffice for half the rows: more would spill.
 template <typename T, bool kVector>
 constexpr int kRows = kColumns<T, kVector> == 8 ? 4 : 8;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <typename T>
 struct Statistics {
