@@ -16,7 +16,7 @@ import torch
 
 from rbm.datasets.readers.features import csr_from_scipy
 from rbm.datasets.readers.matrices import SPARSE_NAMES, scipy_csr
-from rbm.datasets.readers.parquet import check_columns, is_list
+from rbm.datasets.readers.parquet import check_columns, is_list, numbers
 from rbm.datasets.readers.text import read_chunks
 from rbm.nn.sparse_rows import Rows, SparseRows
 from rbm.utils.arrays import open_npy, read_npz
@@ -46,7 +46,7 @@ def open_features(path: Path | str, width: int, meaning: str = "features") -> Fe
 
     An ``.npz`` contains an array ``x``, or a matrix from ``scipy.sparse.save_npz``, which stays sparse; it is read at
     once because it is compressed. A ``.csv`` may have a header. A ``.parquet`` (needs ``pyarrow``) has one column per
-    feature, or one column of lists.
+    feature; a column of lists counts as that many features.
 
     Args:
         path: the file.
@@ -175,22 +175,18 @@ def _open_parquet(path: Path, at_once: int) -> _Read:
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)
-    schema, width, types = file.schema_arrow, len(file.schema_arrow), pyarrow.types
+    schema, types = file.schema_arrow, pyarrow.types
     check_columns(schema)
-    lists = width == 1 and is_list(schema.types[0])
-    numbers = (types.is_integer, types.is_floating, types.is_boolean)
+    kinds = (types.is_integer, types.is_floating, types.is_boolean)
     for name, kind in zip(schema.names, schema.types, strict=True):
-        if not any(is_numeric(kind.value_type if lists else kind) for is_numeric in numbers):
+        if not any(is_numeric(kind.value_type if is_list(kind) else kind) for is_numeric in kinds):
             raise ValueError(f"its column {name!r} is {kind}, not numbers")
 
     def read(rows: int = at_once) -> Iterator[np.ndarray]:
-        for batch in file.iter_batches(batch_size=rows):
-            if lists and batch.column(0).null_count:
-                raise ValueError(f"its column {schema.names[0]!r} lacks the list of a row; fill it in, or drop the row")
-            columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
-            yield np.stack(columns[0]) if lists else np.column_stack(columns)
+        return (numbers(batch) for batch in file.iter_batches(batch_size=rows))
 
-    if lists:
+    width = len(schema)
+    if any(map(is_list, schema.types)):
         first = next(read(1), None)
         width = None if first is None else first.shape[1]
 

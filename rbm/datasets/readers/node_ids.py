@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rbm.datasets.readers.parquet import check_columns, is_list
+from rbm.datasets.readers.parquet import TextColumnError, check_columns, is_list, numbers
 from rbm.datasets.readers.text import is_number
 from rbm.utils.files import optional
 
@@ -35,18 +35,6 @@ _ENDS = {
     *("from", "to", "source", "target", "src", "dst", "dest", "destination", "start", "end", "head", "tail"),
     *("sender", "receiver", "node", "nodes", "vertex", "id", "ids", "u", "v"),
 }
-
-
-class TextColumnError(ValueError):
-    """A column of a table holds text where numbers are expected.
-
-    Args:
-        path: the table.
-        column: name of the column.
-    """
-
-    def __init__(self, path: Path, column: str) -> None:
-        super().__init__(f"{path} has the column {column!r}, which holds no numbers")
 
 
 class NodeIds:
@@ -134,36 +122,31 @@ def read_named_rows(path: Path, *, lacking: float | None = None) -> tuple["pyarr
     Raises:
         ValueError: a column does not hold numbers, or a field is empty.
     """
+    import pyarrow
+
     name = id_column(path)
     table = _read(path, texts=[name], header=True)
     if not table.num_rows:
         raise ValueError(f"{path} has no row below its header, expected a row for each node")
     ids, rest = _as_text(path, name, table[name]), table.drop_columns([name])
-    try:
-        check_columns(rest.schema)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     columns = []
     for other, column in zip(rest.column_names, rest.columns, strict=True):
-        lists = is_list(column.type)
-        if column.null_count:
-            if lacking is None or lists:
+        if column.null_count and not is_list(column.type):
+            if lacking is None:
                 raise ValueError(
                     f"{path} has {column.null_count} empty fields in its column {other!r}, expected numbers; fill them"
                     " in"
                 )
             column = _filled(column, lacking)
-        columns.append(_stacked(path, other, column) if lists else column.to_numpy())
-        if columns[-1].dtype.kind not in "biuf":
-            raise TextColumnError(path, other)
-    return ids, torch.from_numpy(np.column_stack(columns).astype(np.float64)) if columns else None
-
-
-def _stacked(path: Path, name: str, lists: "pyarrow.ChunkedArray") -> np.ndarray:
+        columns.append(column)
     try:
-        return np.stack(lists.to_numpy())
+        check_columns(rest.schema)
+        values = numbers(pyarrow.table(columns, rest.column_names)) if columns else None
+    except TextColumnError:
+        raise
     except ValueError as error:
-        raise ValueError(f"{path} has lists of unlike length in its column {name!r}: {error}") from error
+        raise ValueError(f"{path}: {error}") from error
+    return ids, None if values is None else torch.from_numpy(values.astype(np.float64))
 
 
 def read_by_ids(path: Path, ids: NodeIds, *, lacking: float | None = None) -> Tensor:

@@ -1,8 +1,48 @@
-"""Checks of Parquet columns: lists, an index instead of data, columns that are not in numerical order."""
+"""Numbers in columns of pyarrow tables, and checks: an index instead of data, columns not in numerical order."""
 
 import itertools
 import re
 from typing import Any
+
+import numpy as np
+
+
+class TextColumnError(ValueError):
+    """A column of a table holds something else than numbers.
+
+    Args:
+        column: name of the column.
+    """
+
+    def __init__(self, column: str) -> None:
+        super().__init__(f"its column {column!r} holds no numbers")
+        self.column = column
+
+
+def numbers(table: Any) -> np.ndarray:
+    """The numbers ``[rows, columns]`` of a table; a list of numbers counts as that many columns.
+
+    Args:
+        table: a ``pyarrow.Table`` or ``RecordBatch`` with at least one column. An empty field becomes NaN.
+
+    Raises:
+        TextColumnError: a column does not hold numbers.
+        ValueError: a row has no list, or a column has lists of unlike length.
+    """
+    columns = []
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        values = column.to_numpy(zero_copy_only=False)
+        if is_list(column.type):
+            if column.null_count:
+                raise ValueError(f"its column {name!r} lacks the list of a row; fill it in, or drop the row")
+            try:
+                values = np.stack(values) if len(values) else np.empty((0, 0))
+            except ValueError as error:
+                raise ValueError(f"its column {name!r} has lists of unlike length: {error}") from error
+        if values.dtype.kind not in "biuf":
+            raise TextColumnError(name)
+        columns.append(values)
+    return np.column_stack(columns)
 
 
 def is_list(kind: Any) -> bool:

@@ -17,7 +17,6 @@ from rbm.datasets.readers.features import csr_from_scipy
 from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_arrays, csr_from_tensor, scipy_csr
 from rbm.datasets.readers.node_ids import (
     NodeIds,
-    TextColumnError,
     column_names,
     id_column,
     lacks_header,
@@ -26,7 +25,7 @@ from rbm.datasets.readers.node_ids import (
     read_mask,
     read_named_rows,
 )
-from rbm.datasets.readers.parquet import check_columns, is_list
+from rbm.datasets.readers.parquet import TextColumnError, check_columns, numbers
 from rbm.datasets.readers.text import read_table
 from rbm.utils.arrays import check_memory, open_npy, pickled_arrays, read_npz
 from rbm.utils.files import optional
@@ -314,7 +313,7 @@ def _checked(read: Callable, *arguments: Any, **options: Any) -> Any:
         return read(*arguments, **options)
     except TextColumnError as error:
         remedy = _OF_NAMES if arguments[0].stem in NAMES["y"] else _OF_COLUMNS
-        raise ValueError(f"dataset: {error}{remedy}") from error
+        raise ValueError(_no_numbers(arguments[0], error.column, remedy)) from error
     except ValueError as error:
         raise ValueError(f"dataset: {error}") from error
 
@@ -361,23 +360,20 @@ def _read_parquet(path: Path) -> Tensor:
     try:
         table = parquet.read_table(path)
         check_columns(table.schema)
-        columns = [column.to_numpy() for column in table.columns]
+        values = numbers(table) if table.num_columns else None
+    except TextColumnError as error:
+        remedies = {NAMES["y"]: _OF_LABELS, NAMES["edge_index"]: _OF_NODES}
+        remedy = next((remedy for names, remedy in remedies.items() if path.stem in names), _OF_FEATURES)
+        raise ValueError(_no_numbers(path, error.column, remedy)) from error
     except Exception as error:  # a damaged file raises nearly anything
-        raise ValueError(f"dataset: {path} is no Parquet table: {error}") from error
-    if not columns:
+        raise ValueError(f"dataset: {path} is no Parquet table of numbers: {error}") from error
+    if values is None:
         raise ValueError(f"dataset: {path} has no columns")
-    if len(columns) == 1 and is_list(table.schema.types[0]):  # a list of numbers in each row
-        try:
-            return _from_table(path, as_tensor(np.stack(columns[0]), str(path)))
-        except ValueError as error:
-            raise ValueError(f"dataset: {path} holds rows of unlike length, or no numbers: {error}") from error
-    bad = [name for name, column in zip(table.column_names, columns, strict=True) if column.dtype.kind not in "biuf"]
-    if bad:
-        remedy = (
-            _OF_LABELS if path.stem in NAMES["y"] else _OF_NODES if path.stem in NAMES["edge_index"] else _OF_FEATURES
-        )
-        raise ValueError(f"dataset: {path} has the column {bad[0]!r}, which holds no numbers{remedy}")
-    return _from_table(path, as_tensor(np.column_stack(columns), str(path)))
+    return _from_table(path, as_tensor(values, str(path)))
+
+
+def _no_numbers(path: Path, column: str, remedy: str) -> str:
+    return f"dataset: {path} has the column {column!r}, which holds no numbers{remedy}"
 
 
 def _from_table(path: Path, table: Tensor) -> Tensor:

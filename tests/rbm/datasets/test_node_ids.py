@@ -128,8 +128,8 @@ def test_embeddings_beside_ids(graph, kind):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([[1.0], [1.0, 2.0], [1.0], [1.0], [1.0]], r"x\.parquet has lists of unlike length in its column 'e'"),
-        ([[1.0], None, [1.0], [1.0], [1.0]], r"x\.parquet has 1 empty fields in its column 'e', expected numbers"),
+        ([[1.0], [1.0, 2.0], [1.0], [1.0], [1.0]], r"x\.parquet: its column 'e' has lists of unlike length"),
+        ([[1.0], None, [1.0], [1.0], [1.0]], r"x\.parquet: its column 'e' lacks the list of a row; fill it in"),
         ([["k"], ["l"], ["m"], ["n"], ["o"]], r"x\.parquet has the column 'e', which holds no numbers"),
         ([{"k": 1.0}] * 5, r"x\.parquet has the column 'e', which holds no numbers"),
     ],

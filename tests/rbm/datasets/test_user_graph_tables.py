@@ -41,6 +41,16 @@ def test_ragged_and_other_tables(tmp_path, name, text, message):
         load_graph(tmp_path)
 
 
+def test_lists_beside_numbers(tmp_path):
+    """A column of embeddings counts as that many features, as in a table with ids and in the features of predict."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_folder(tmp_path, x=None)
+    table = {"age": [*range(6)], "embedding": [[0.5, -row] for row in range(6)], "new": [True, False] * 3}
+    parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
+    assert load_graph(tmp_path).x.tolist() == [[row, 0.5, -row, row % 2 == 0] for row in range(6)]
+
+
 @pytest.mark.parametrize(
     "text", ["0\r\n1\r\n0\r\n1\r\n0\r\n1", "\ufeff0\n1\n0\n1\n0\n1\n\n", "\ufeffy\n0\n1\n0\n1\n0\n1"]
 )
@@ -54,7 +64,7 @@ def test_tables_as_spreadsheets_write_them(tmp_path, text):
     ("columns", "message"),
     [
         ({"name": ["a"] * 6, "value": [1.0] * 6}, "has the column 'name', which holds no numbers; drop it"),
-        ({"x": [[1.0, 2.0]] * 5 + [[1.0]]}, "holds rows of unlike length, or no numbers"),
+        ({"x": [[1.0, 2.0]] * 5 + [[1.0]]}, ".*its column 'x' has lists of unlike length"),
         ({}, "has no columns"),
         (
             {f"f{i}": [1.0] * 6 for i in sorted(range(11), key=str)},

@@ -64,6 +64,18 @@ def test_columns_of_whole_numbers_are_features(run, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.load(tmp_path / "other.npy"))
 
 
+def test_a_column_of_lists_beside_columns_of_numbers(run, tmp_path):
+    """As in the table of features that a student was trained on."""
+    pyarrow = pytest.importorskip("pyarrow")
+    x = np.random.default_rng(0).standard_normal((ROWS, F)).astype(np.float32)
+    table = pyarrow.table({"age": x[:, 0], "embedding": list(x[:, 1:-1]), "z": x[:, -1]})
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "x.parquet")
+    predict_file(run, tmp_path / "x.parquet", tmp_path / "out.npy")
+    np.save(tmp_path / "x.npy", x)
+    predict_file(run, tmp_path / "x.npy", tmp_path / "other.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.load(tmp_path / "other.npy"))
+
+
 @pytest.mark.parametrize("length", [-1, F], ids=["lists", "lists of one length"])
 def test_no_rows_in_a_column_of_lists(run, tmp_path, length):
     """Spark writes partitions without rows."""
