@@ -8,6 +8,7 @@ from filelock import FileLock
 from rbm.utils.files import read_json, write_json
 
 MARKER = "run.json"
+CHECKPOINT = "checkpoint.pt"
 _EVENTS = "tensorboard"  # a folder; only TensorBoard's event files in it are removed
 
 
@@ -65,6 +66,14 @@ def remove_run(folder: Path) -> None:
     for file in list(_present(folder, listed_files(folder))):
         file.unlink(missing_ok=True)  # a list of an earlier version may have a name twice
     (folder / MARKER).unlink()
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what a killed run left of the large files that only a run writes; call it under the lock of the run."""
+    for name in listed_files(folder):
+        if name == CHECKPOINT or name.endswith(".safetensors"):
+            for left in folder.glob(f".{name}-*.partial"):
+                left.unlink(missing_ok=True)
 
 
 def _present(folder: Path, names: list[str]) -> Iterator[Path]:

@@ -21,7 +21,7 @@ from rbm.datasets.encodings import hops
 from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.saved_student import STUDENT, check_described, describe, fill, find_student, read_description, rebuild
-from rbm.training.run_files import begin_list, list_file, remove_run
+from rbm.training.run_files import CHECKPOINT, begin_list, list_file, remove_partials, remove_run
 from rbm.utils.files import absolute, disk_errors, read_text, write_bytes, write_json
 from rbm.utils.locks import is_free, only_process
 from rbm.utils.tensor_files import check_finite, read_pickled, read_sealed, sealed, stored_checksum
@@ -80,6 +80,7 @@ class RunFolder:
         if resume:
             _check_same(Config.from_yaml(self.path / "config.yaml"), config, self.path)
             begin_list(self.path)
+            remove_partials(self.path)
         else:
             if not is_free(self.path):
                 remove_run(self.path)
@@ -96,7 +97,7 @@ class RunFolder:
     def save_phase(self, phase: str, model: nn.Module, result: dict[str, Any]) -> None:
         """Write the model of a finished phase together with its result."""
         self._write(f"{phase}.safetensors", sealed(model.state_dict(), result))
-        (self.path / "checkpoint.pt").unlink(missing_ok=True)
+        (self.path / CHECKPOINT).unlink(missing_ok=True)
 
     def save_tensors(self, name: str, tensors: dict[str, Tensor], values: dict[str, Any] | None = None) -> None:
         """Write ``<name>.safetensors`` with tensors and JSON values."""
@@ -109,11 +110,11 @@ class RunFolder:
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         content = io.BytesIO()
         torch.save(state, content)
-        self._write("checkpoint.pt", content.getbuffer())
+        self._write(CHECKPOINT, content.getbuffer())
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The state of the unfinished phase, or None."""
-        path = self.path / "checkpoint.pt"
+        path = self.path / CHECKPOINT
         if not path.is_file():
             return None
         try:

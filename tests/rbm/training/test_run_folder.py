@@ -93,6 +93,17 @@ def test_overwrite_removes_what_the_run_wrote_alone(folder):
     assert left == {"run.json", "config.yaml", *FOREIGN[1:-2]}
 
 
+def test_resume_removes_what_a_killed_run_left_of_its_large_files(folder):
+    folder.save_phase("teacher", torch.nn.Linear(2, 2), {})
+    folder.save_checkpoint({})
+    left = [folder.path / f".{name}-x1.partial" for name in ("teacher.safetensors", "checkpoint.pt")]
+    others = [folder.path / f".{name}-x1.partial" for name in ("student.pt2", "model.safetensors")]
+    for file in left + others:
+        file.write_text("half")
+    RunFolder(folder.path, Config(), resume=True)
+    assert [file.exists() for file in left + others] == [False, False, True, True]
+
+
 @pytest.mark.parametrize("names", [["../outside"], ["/etc/outside"], "config.yaml", [3], None])
 def test_a_list_that_lies_removes_nothing(folder, names):
     (folder.path.parent / "outside").write_text("mine")
