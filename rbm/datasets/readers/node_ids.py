@@ -98,8 +98,17 @@ class NodeIds:
 
 
 def id_column(path: Path) -> str | None:
-    """The name of the column of ids in a ``.csv`` or ``.parquet`` table; None without one or in another format."""
-    return next((name for name in column_names(path) if name.strip().lower() in COLUMNS), None)
+    """The name of the column of ids in a ``.csv`` or ``.parquet`` table; None without one or in another format.
+
+    Raises:
+        ValueError: there are two; the other one would be read as a feature.
+    """
+    found = [name for name in column_names(path) if name.strip().lower() in COLUMNS]
+    if len(found) > 1:
+        raise ValueError(
+            f"{path} has ids in {' and '.join(map(repr, found))}, expected one column of ids; drop the other"
+        )
+    return found[0] if found else None
 
 
 def lacks_header(path: Path, ids: NodeIds) -> bool:

@@ -233,6 +233,7 @@ def test_lack_of_features_is_reported_first(graph):
         ({"x": ["id,f", "a,1", ",2"]}, r"x\.csv has an empty id"),
         ({"x": ["id", "a", "b"]}, r"x\.csv has ids and no other column, expected features"),
         ({"x": ["id,f"]}, r"x\.csv has no row below its header, expected a row for each node"),
+        ({"x": ["id,node_id,f", "a,7,1"]}, r"x\.csv has ids in 'id' and 'node_id', expected one of them; drop"),
         ({"x": ["id,f,g", "a,1,red"]}, r"x\.csv has the column 'g', which holds no numbers"),
         ({"x": ["id,f,g", "a,1,"]}, r"x\.csv has 1 empty fields in its column 'g'"),
         ({"x": ["id,f,g", "a,1,2,3"]}, r"x\.csv is no table: "),
