@@ -282,7 +282,7 @@ class MemoryRouter(nn.Module):
 
     def __getstate__(self) -> dict:
         # A copy made inside accumulate_memory() would stay in this state for ever.
-        return {**self.__dict__, "_accumulates": False}
+        return {**super().__getstate__(), "_accumulates": False}
 
     def _apply(self, fn, recurse: bool = True) -> "MemoryRouter":
         before = dict(self._buffers)
