@@ -27,6 +27,7 @@ from rbm.utils.arguments import (
 from rbm.utils.distributed import world_size
 from rbm.utils.precision import autocast_dtype
 from rbm_kernels import memory_update_
+from rbm_kernels.ops.memory_update import reference
 
 
 class Routing(NamedTuple):
@@ -134,6 +135,10 @@ class MemoryRouter(nn.Module):
             self.pending_sum.zero_()
 
     def _follow(self, total: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            # The operator's decay would be a constant of the graph, and each of its values would compile another one.
+            reference.memory_update_(self.memory, self.pending_sum, total, self.decay, normalize=self.normalize_memory)
+            return
         memory_update_(self.memory, self.pending_sum, total, self.decay, normalize=self.normalize_memory)
 
     @contextmanager
