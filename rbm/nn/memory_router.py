@@ -129,6 +129,10 @@ class MemoryRouter(nn.Module):
     @torch.no_grad()
     def update_memory(self) -> None:
         """Apply the statistics that the last training forward recorded to the memory (Eq. 4), if there are any."""
+        if not torch.compiler.is_compiling() and self.memory.is_inference() and not torch.is_inference_mode_enabled():
+            with torch.inference_mode():  # elsewhere its tensors cannot be written to
+                self.update_memory()
+            return
         self._follow(self.pending_total)
         self.pending_total.zero_()
         if self._accumulates:
@@ -170,7 +174,7 @@ class MemoryRouter(nn.Module):
         the memory.
         """
         # In eval mode too: an average of models, for example, copies the buffers of a model that trains.
-        if not mode and (self.training or not self.memory.is_inference()):
+        if not mode:
             self.update_memory()
         return super().train(mode)
 
@@ -307,13 +311,14 @@ class MemoryRouter(nn.Module):
             self.memory = self.memory.to(wide)
         # The recorded statistics belong to the memory that has just been replaced. Clear them in place if possible: a
         # new tensor made under torch.inference_mode() could not be written to in training.
-        if (self.pending_sum.device, self.pending_sum.dtype) == (self.memory.device, self.memory.dtype):
+        writable = torch.is_inference_mode_enabled() or not self.pending_sum.is_inference()
+        if writable and (self.pending_sum.device, self.pending_sum.dtype) == (self.memory.device, self.memory.dtype):
             self.pending_sum.zero_()
             self.pending_total.zero_()
         else:
             self.pending_sum = torch.zeros_like(self.memory)
             self.pending_total = torch.zeros_like(self.memory[:, 0])
-        if self.usage.device != self.memory.device:  # for example when memory was assigned to a layer on "meta"
+        if not writable or self.usage.device != self.memory.device:  # memory was assigned to a layer on "meta"
             self.usage = torch.zeros_like(self.memory[:, 0], dtype=torch.int64)
 
 

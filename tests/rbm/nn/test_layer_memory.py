@@ -128,7 +128,31 @@ def test_eval_of_a_layer_that_was_made_for_inference():
     with torch.inference_mode():
         layer = make().eval()
     before = layer.memory.clone()
-    assert torch.equal(layer.eval().memory, before), "no write to a tensor of inference mode"
+    assert torch.equal(layer.eval().memory, before)
+
+
+def test_what_a_layer_recorded_in_inference_mode_is_applied_outside():
+    layer, x = make(), torch.randn(9, 6, dtype=torch.float64)
+    with torch.inference_mode():
+        made = [copy.deepcopy(layer) for _ in range(3)]
+        for each in made:
+            each(x)
+    layer(x)
+    made[0].eval()
+    made[1].state_dict()
+    made[2].update_memory()
+    for each in made:
+        torch.testing.assert_close(each.memory, layer.eval().memory)
+
+
+def test_assigning_a_state_to_a_layer_that_was_made_in_inference_mode_makes_it_train():
+    with torch.inference_mode():
+        layer = make()
+    layer.load_state_dict(make().state_dict(), assign=True)
+    layer.track_usage = True
+    layer(torch.randn(9, 6, dtype=torch.float64)).sum().backward()
+    assert layer.usage.sum() == 18
+    assert layer.pending_total.any()
 
 
 @pytest.mark.parametrize("make_layer", [lambda: FusedRbMLayer(6, 4, 5, 2), lambda: rbm.RbMFeedForward(6, 4, 5, 2)])
