@@ -14,7 +14,10 @@ def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def check_dtype(op: str, name: str, tensor: Tensor, expected: tuple[torch.dtype, ...]) -> None:
-    """Raise TypeError unless the dtype of ``tensor`` is one of ``expected``."""
+    """Raise TypeError unless ``tensor`` is one, and its dtype one of ``expected``."""
+    if not isinstance(tensor, Tensor):
+        remedy = "" if tensor is None else f"; use torch.as_tensor({name})"
+        raise TypeError(f"rbm::{op}: {name} is a {type(tensor).__name__}, expected a tensor{remedy}")
     if tensor.dtype not in expected:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in expected)
         remedy = f"; use {name}.to({expected[0]})" if len(expected) == 1 else ""

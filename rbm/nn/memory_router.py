@@ -27,6 +27,7 @@ from rbm.utils.arguments import (
 from rbm.utils.distributed import world_size
 from rbm.utils.precision import autocast_dtype
 from rbm_kernels import memory_update_
+from rbm_kernels.ops.memory_update import reference
 
 
 class Routing(NamedTuple):
@@ -128,12 +129,20 @@ class MemoryRouter(nn.Module):
     @torch.no_grad()
     def update_memory(self) -> None:
         """Apply the statistics that the last training forward recorded to the memory (Eq. 4), if there are any."""
+        if not torch.compiler.is_compiling() and self.memory.is_inference() and not torch.is_inference_mode_enabled():
+            with torch.inference_mode():  # elsewhere its tensors cannot be written to
+                self.update_memory()
+            return
         self._follow(self.pending_total)
         self.pending_total.zero_()
         if self._accumulates:
             self.pending_sum.zero_()
 
     def _follow(self, total: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            # The operator's decay would be a constant of the graph, and each of its values would compile another one.
+            reference.memory_update_(self.memory, self.pending_sum, total, self.decay, normalize=self.normalize_memory)
+            return
         memory_update_(self.memory, self.pending_sum, total, self.decay, normalize=self.normalize_memory)
 
     @contextmanager
@@ -165,7 +174,7 @@ class MemoryRouter(nn.Module):
         the memory.
         """
         # In eval mode too: an average of models, for example, copies the buffers of a model that trains.
-        if not mode and (self.training or not self.memory.is_inference()):
+        if not mode:
             self.update_memory()
         return super().train(mode)
 
@@ -282,7 +291,7 @@ class MemoryRouter(nn.Module):
 
     def __getstate__(self) -> dict:
         # A copy made inside accumulate_memory() would stay in this state for ever.
-        return {**self.__dict__, "_accumulates": False}
+        return {**super().__getstate__(), "_accumulates": False}
 
     def _apply(self, fn, recurse: bool = True) -> "MemoryRouter":
         before = dict(self._buffers)
@@ -302,13 +311,14 @@ class MemoryRouter(nn.Module):
             self.memory = self.memory.to(wide)
         # The recorded statistics belong to the memory that has just been replaced. Clear them in place if possible: a
         # new tensor made under torch.inference_mode() could not be written to in training.
-        if (self.pending_sum.device, self.pending_sum.dtype) == (self.memory.device, self.memory.dtype):
+        writable = torch.is_inference_mode_enabled() or not self.pending_sum.is_inference()
+        if writable and (self.pending_sum.device, self.pending_sum.dtype) == (self.memory.device, self.memory.dtype):
             self.pending_sum.zero_()
             self.pending_total.zero_()
         else:
             self.pending_sum = torch.zeros_like(self.memory)
             self.pending_total = torch.zeros_like(self.memory[:, 0])
-        if self.usage.device != self.memory.device:  # for example when memory was assigned to a layer on "meta"
+        if not writable or self.usage.device != self.memory.device:  # memory was assigned to a layer on "meta"
             self.usage = torch.zeros_like(self.memory[:, 0], dtype=torch.int64)
 
 

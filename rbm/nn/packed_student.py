@@ -76,7 +76,7 @@ class PackedMixin:
 
     def __getstate__(self) -> dict:
         # A copy has its own parameters: their version counters start again and cannot be compared with the original's.
-        return {**self.__dict__, "_packed": None}
+        return {**super().__getstate__(), "_packed": None}
 
 
 def _is_served_row(x: Any) -> bool:

@@ -68,6 +68,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         if isinstance(layer, MemoryRouter):
             names = ("bias", "bias_in", "bias_out", "attention", "log_scale")
             exempt |= {id(getattr(layer, name, None)) for name in names}
+            # What pruning and parametrisations compute these tensors from.
+            exempt |= {id(getattr(layer, f"{name}_orig", None)) for name in names}
+            parametrized = getattr(layer, "parametrizations", {})
+            exempt |= {id(p) for name in names if name in parametrized for p in parametrized[name].parameters()}
         elif hasattr(layer, "num_experts") and isinstance(getattr(layer, "bias", None), nn.Parameter):
             exempt.add(id(layer.bias))
     decayed, kept = [], []

@@ -122,7 +122,9 @@ class _Listener:
             )
         # The memory has not moved since the forward, so the routing is the same. A repeated forward computes it too,
         # because activation checkpointing requires the same operations as in the first one.
-        routing = output[1] if isinstance(output, tuple) else layer.route(args[0] if args else kwargs["h"])
+        # A subclass or a hook may return any other tuple.
+        has_routing = isinstance(output, tuple) and len(output) > 1 and isinstance(output[1], Routing)
+        routing = output[1] if has_routing else layer.route(args[0] if args else kwargs["h"])
         if not is_recomputing():
             self.record.calls.setdefault(self.name, []).append(routing)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import rbm_kernels
 from rbm_kernels import NetworkLayer, expert_order, memory_statistics, memory_update_, pack_network
 from rbm_kernels._library import TRITON_OPERATORS
 from rbm_kernels.ops.cosine_topk import op as cosine_topk_op
@@ -73,6 +74,19 @@ def tensor_arguments():
         for name, value in given.items()
         if isinstance(value, torch.Tensor)
     ]
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [at for at in tensor_arguments() if hasattr(rbm_kernels, at[0]) and not at[0].startswith("sparse")],
+)
+def test_what_is_no_tensor(operator, name):
+    """NumPy's arrays have a dtype and a shape of the same names."""
+    given = arguments()[operator]
+    optional = name in ("bias", "attention") or (operator, name) == ("routed_matmul_int8", "memory")
+    for value in (given[name].numpy(), given[name].tolist(), *([] if optional else [None])):
+        with pytest.raises(TypeError, match=rf"rbm::\w+: {name} is a {type(value).__name__}, expected a tensor"):
+            getattr(rbm_kernels, operator)(**given | {name: value})
 
 
 @pytest.mark.parametrize("operator", arguments())

@@ -229,6 +229,15 @@ def slice_rows(rows: int) -> int:
     return 64 if rows >= 64 * 64 else 16
 
 
+def holds(condition: bool) -> bool:
+    """Whether a condition on sizes holds; while compiling, False if it depends on data, as the rows of a mask do."""
+    if not torch.compiler.is_compiling():
+        return condition
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # takes a second to import
+
+    return guard_or_false(condition)
+
+
 def order_of(rows: int, num_experts: int, k: int, precision: str) -> tuple[int, int]:
     """Tile height and number of passes: the arguments with which :func:`rbm_kernels.expert_order` makes the order."""
     if torch.compiler.is_compiling():  # symbols cannot be cached

@@ -19,6 +19,8 @@ from rbm_kernels._library import (
 from rbm_kernels.ops.expert_matmul import config, reference
 from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
 
+# A number of rows for which an order pays.
+_MANY = 1 << 17
 _ORDER = "Tensor? order=None, Tensor? tile_experts=None, Tensor? tile_counts=None, int block_m=0"
 define(f"expert_matmul(Tensor x, Tensor weight, Tensor? bias, Tensor gates, Tensor experts, {_ORDER}) -> Tensor")
 define(
@@ -75,7 +77,7 @@ def expert_matmul(
             # Made outside the operator: the backward pass sees the operator's inputs, and can reuse it.
             order = order_for(x, weight, experts)
         return torch.ops.rbm.expert_matmul(x, weight, bias, gates, experts, *(order or ()))
-    except (RuntimeError, IndexError):
+    except (RuntimeError, IndexError, AttributeError):
         # C++ implementations can only raise RuntimeError, so repeat their checks here to raise the right class.
         _check(x, weight, bias, gates, experts)
         raise
@@ -90,6 +92,8 @@ def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
         return None
     num_experts = weight.shape[0]
     rows, k, precision = x.shape[0], experts.shape[1], config.precision_of(x)
+    if not config.holds(rows <= checks.MOST_SIZE):
+        rows = _MANY  # their number depends on data and nothing can be chosen by it
     if config.is_small(rows, k, num_experts, weight.numel(), precision):
         return None
     return expert_order(experts, num_experts, *config.order_of(rows, num_experts, k, precision))

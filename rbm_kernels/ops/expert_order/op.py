@@ -75,7 +75,7 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: 
     """
     try:
         return _in_passes(experts, num_experts, block_m, passes)
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         # C++ implementations can only raise RuntimeError, so repeat their checks here to raise the right class.
         _check(experts, num_experts, block_m)
         raise

@@ -89,7 +89,7 @@ def memory_update_(
     """
     try:
         torch.ops.rbm.memory_update_(memory, weighted_sum, total, decay, normalize=normalize)
-    except RuntimeError:
+    except (RuntimeError, AttributeError):
         _check_update(memory, weighted_sum, total, decay)
         if not torch._C._are_functorch_transforms_active():  # their tensors have no addresses
             _check_memory(memory, weighted_sum, total)

@@ -52,7 +52,7 @@ def routed_matmul(
             devices.
     """
     tensors = (x, weight, bias)
-    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    wants_gradient = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
     if wants_gradient or has_tangent(*tensors) or _onnx.is_exporting():
         _check(x, memory, weight, bias, k, temperature)
         gates, experts, _ = cosine_topk(x, memory, k, temperature=temperature)

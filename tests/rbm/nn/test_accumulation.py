@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize, prune
 
 import rbm
 from rbm import FusedRbMLayer, RbMFeedForward
@@ -119,3 +120,12 @@ def test_decay_spares_scales_attention_and_biases():
         rbm.parameter_groups(net, weight_decay=-1)
     moe = rbm.parameter_groups(rbm.nn.moe.MoELayer(6, 3, 4, 2, router_features=5), weight_decay=0.1)
     assert sum(p.dim() == 2 for p in moe[1]["params"]) == 1, "the experts' biases"
+
+
+def test_decay_spares_what_they_are_computed_from():
+    layer = FusedRbMLayer(6, 3, 5, 2)
+    parametrize.register_parametrization(layer, "attention", nn.Tanh())
+    prune.l1_unstructured(layer, "bias", 0.5)
+    decayed, spared = rbm.parameter_groups(layer, weight_decay=0.5)
+    assert [tuple(p.shape) for p in decayed["params"]] == [tuple(layer.weight.shape)]
+    assert len(spared["params"]) == 3

@@ -12,6 +12,7 @@ from rbm.nn import feed_forward
 from rbm.nn.feed_forward import ACTIVATIONS
 from rbm.nn.parameters import count_parameters
 from rbm.nn.reference import ReferenceRbMFeedForward
+from rbm_kernels.ops.expert_matmul import op
 
 OPTIONS = {name: {"activation": name} for name in ACTIVATIONS} | {
     "no bias, other width": {"bias": False, "out_features": 4},
@@ -142,6 +143,32 @@ def test_trains_compiled_in_one_graph():
         each(x).square().sum().backward()
     torch.testing.assert_close(compiled.weight_in.grad, layer.weight_in.grad)
     torch.testing.assert_close(compiled._orig_mod.eval().memory, layer.eval().memory)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("make", [lambda: RbMFeedForward(6, 8, 5, 2), lambda: FusedRbMLayer(6, 6, 5, 2)])
+@pytest.mark.parametrize("kernels", [False, True])
+def test_compiles_for_the_valid_rows_of_a_padded_batch(make, kernels, monkeypatch):
+    """Their number depends on data, so nothing may be chosen by it; with kernels, neither an order of the rows."""
+    monkeypatch.setattr(op, "_kernels_serve", lambda x: kernels)
+    layer, x = make(), torch.randn(4, 7, 6)
+    twin = copy.deepcopy(layer)
+
+    def step(module, valid):
+        output = torch.zeros(4, 7, 6)
+        output[valid] = module(x[valid])
+        return output
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+        for _ in range(2):
+            valid = torch.rand(4, 7) > 0.4
+            got, expected = compiled(twin, valid), step(layer, valid)
+            torch.testing.assert_close(got, expected)
+            got.square().sum().backward()
+            expected.square().sum().backward()
+    for mine, other in zip(twin.parameters(), layer.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
 
 
 @pytest.mark.parametrize(

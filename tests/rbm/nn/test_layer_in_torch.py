@@ -1,4 +1,7 @@
-"""The layers under PyTorch's tools for modules: parametrisations, pruning, hooks, ties, adapters, TorchScript."""
+"""The layers under PyTorch's tools for modules: parametrisations, pruning, hooks, ties, copies, TorchScript."""
+
+import copy
+import pickle
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import rbm
 from rbm import FusedRbMLayer, RbMFeedForward
+from rbm.nn.students import RbMStudent
 
 LAYERS = {
     "FusedRbMLayer": (lambda: FusedRbMLayer(6, 4, 5, 3), "weight"),
@@ -166,3 +170,16 @@ def test_torchscript_names_what_to_use_instead(case):
     for model in (layer, nn.Sequential(nn.Linear(6, 6), layer)):
         with pytest.raises(RuntimeError, match=f"torch.jit.script does not support {type(layer).__name__}: use torch"):
             torch.jit.script(model)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+@pytest.mark.parametrize("make", [*(make for make, _ in LAYERS.values()), lambda: RbMStudent(6, 8, 4).eval()])
+def test_a_copy_of_a_module_compiled_in_place_answers_with_its_own_weights(make, copied):
+    module, x = make(), torch.randn(7, 6)
+    module.compile(backend="eager")
+    module(x)
+    twin = copied(module)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not twin(x).any()

@@ -9,6 +9,7 @@ import torch.multiprocessing as mp
 from kept_nodes import gradient_node_is_kept
 from ranks import train_rank
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -127,7 +128,31 @@ def test_eval_of_a_layer_that_was_made_for_inference():
     with torch.inference_mode():
         layer = make().eval()
     before = layer.memory.clone()
-    assert torch.equal(layer.eval().memory, before), "no write to a tensor of inference mode"
+    assert torch.equal(layer.eval().memory, before)
+
+
+def test_what_a_layer_recorded_in_inference_mode_is_applied_outside():
+    layer, x = make(), torch.randn(9, 6, dtype=torch.float64)
+    with torch.inference_mode():
+        made = [copy.deepcopy(layer) for _ in range(3)]
+        for each in made:
+            each(x)
+    layer(x)
+    made[0].eval()
+    made[1].state_dict()
+    made[2].update_memory()
+    for each in made:
+        torch.testing.assert_close(each.memory, layer.eval().memory)
+
+
+def test_assigning_a_state_to_a_layer_that_was_made_in_inference_mode_makes_it_train():
+    with torch.inference_mode():
+        layer = make()
+    layer.load_state_dict(make().state_dict(), assign=True)
+    layer.track_usage = True
+    layer(torch.randn(9, 6, dtype=torch.float64)).sum().backward()
+    assert layer.usage.sum() == 18
+    assert layer.pending_total.any()
 
 
 @pytest.mark.parametrize("make_layer", [lambda: FusedRbMLayer(6, 4, 5, 2), lambda: rbm.RbMFeedForward(6, 4, 5, 2)])
@@ -319,3 +344,16 @@ def test_ranks_agree_with_each_other_and_with_one_process():
     assert ranks[0] == ranks[1]
     for name, value in layer.eval().state_dict().items():
         torch.testing.assert_close(torch.tensor(ranks[0][name], dtype=torch.float64), value, msg=name)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("make_layer", [lambda: FusedRbMLayer(6, 4, 5, 2), lambda: rbm.RbMFeedForward(6, 4, 5, 2)])
+def test_an_annealed_decay_compiles_no_graph_for_each_value(make_layer):
+    layer, x, counter = make_layer(), torch.randn(12, 6), CompileCounterWithBackend("aot_eager")
+    twin = copy.deepcopy(layer)
+    compiled = torch.compile(twin, fullgraph=True, backend=counter)
+    for step in range(12):
+        layer.decay = twin.decay = 0.5 + 0.04 * step
+        torch.testing.assert_close(compiled(x), layer(x))
+    torch.testing.assert_close(twin.eval().memory, layer.eval().memory)
+    assert counter.frame_count <= 2, "one graph for the first value and one for all others"

@@ -63,6 +63,21 @@ def test_what_return_routing_gives_is_what_is_recorded():
     assert repr(routing) == "RoutingRecord('': 13 rows)"
 
 
+@pytest.mark.parametrize("kind", [FusedRbMLayer, RbMFeedForward])
+def test_a_subclass_or_a_hook_that_returns_another_tuple_is_recorded(kind):
+    class WithNorm(kind):
+        def forward(self, h):
+            y = super().forward(h)
+            return y, y.norm()
+
+    hooked, x = kind(6, 3, 5, 2), torch.randn(9, 6)
+    hooked.register_forward_hook(lambda layer, args, output: (output, {}))
+    for layer in (WithNorm(6, 3, 5, 2), hooked):
+        with rbm.record_routing(layer) as routing:
+            layer(x)
+        torch.testing.assert_close(routing[""], layer.route(x))
+
+
 def test_copies_and_pickles_made_inside_hear_nothing():
     net, x = model(), torch.randn(7, 3)
     with rbm.record_routing(net) as routing:
