@@ -105,9 +105,7 @@ def id_column(path: Path) -> str | None:
     """
     found = [name for name in column_names(path) if name.strip().lower() in COLUMNS]
     if len(found) > 1:
-        raise ValueError(
-            f"{path} has ids in {' and '.join(map(repr, found))}, expected one column of ids; drop the other"
-        )
+        raise ValueError(f"{path} has ids in {' and '.join(map(repr, found))}, expected one of them; drop the other")
     return found[0] if found else None
 
 
