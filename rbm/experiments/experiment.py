@@ -36,7 +36,12 @@ def _is_list_of(values: Any, kind: type) -> bool:
 def _is_tree(variants: Any) -> bool:
     """Whether there is at least one variant, and each has a name and settings."""
     parts = list(variants.items()) if isinstance(variants, dict) else []
-    return parts != [] and all(isinstance(name, str) and isinstance(changes, dict) for name, changes in parts)
+    return parts != [] and all(_is_name(name) and isinstance(changes, dict) for name, changes in parts)
+
+
+def _is_name(name: Any) -> bool:
+    """Whether a name is text in one line: rows with a line break would not be found again in their file."""
+    return isinstance(name, str) and name.splitlines() in ([], [name])
 
 
 _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -45,7 +50,7 @@ _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("preset", "protocol", "teacher"), (lambda value: isinstance(value, str), "a name")),
     "changes": (lambda value: isinstance(value, dict), "sections with settings"),
     "dataset_changes": (lambda value: value == {} or _is_tree(value), "sections with settings by dataset"),
-    "variants": (_is_tree, "sections with settings by name"),
+    "variants": (_is_tree, "sections with settings by name, each name in one line"),
 }
 
 

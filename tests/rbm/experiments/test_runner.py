@@ -243,6 +243,7 @@ def test_wrong_seeds(text):
         ("dataset_changes: {digits: {rbm: {hidden_channels: 0}}}", "rbm.hidden_channels is 0"),
         ("variants: [wide]", r"variants is \['wide'\], expected sections with settings by name"),
         ("variants: {wide: 3}", "variants is .*, expected sections with settings by name"),
+        ('variants: {"two\\nlines": {}}', "expected sections with settings by name, each name in one line"),
         ("seeds: 0-1000000000000", "seeds is '0-1000000000000', expected numbers below"),
         ("seeds:", "seeds is None, expected numbers and ranges"),
         ("seeds: [0, 1.5]", r"seeds is \[0, 1\.5\], expected numbers and ranges"),
