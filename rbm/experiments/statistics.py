@@ -65,7 +65,9 @@ def paired_test(first: dict[int, float], second: dict[int, float]) -> Paired:
         raise ValueError(f"no seed in common: {sorted(first)} and {sorted(second)}; a paired test needs the same seeds")
     differences = [first[seed] - second[seed] for seed in seeds]
     mean = statistics.fmean(differences)
-    if len(set(differences)) == 1:  # no spread: the test statistic is undefined
+    # Without spread the test statistic is undefined; the rounding of a subtraction is no spread.
+    if max(differences) - min(differences) < 1e-9:
+        mean = round(mean, 9)
         return Paired(mean, 1.0 if mean == 0 else float("nan"), len(seeds))
     p = ttest_rel([first[seed] for seed in seeds], [second[seed] for seed in seeds]).pvalue
     return Paired(mean, float(p), len(seeds))
