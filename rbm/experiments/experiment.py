@@ -10,6 +10,7 @@ from typing import Any
 
 from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.config.presets import preset_config
+from rbm.config.section import Section
 from rbm.datasets import dataset_name
 from rbm.distillation.distill import DEFAULT_METHODS
 from rbm.distillation.registry import METHODS, check_teacher_of
@@ -107,7 +108,20 @@ class Experiment:
                 " file of its own"
             )
         for task in self.tasks():
-            self.config(task)
+            self._check_shared_teacher(task)
+
+    def _check_shared_teacher(self, task: "Task") -> None:
+        """Raise ValueError if variants of a graph have different teachers: all share the row of one."""
+        first = self.config(replace(task, variant=next(iter(self.variants))))
+        config = self.config(task)
+        # Sections of students do not matter, nor does inflate, which widens students.
+        plain = {item.name for item in fields(Config) if not isinstance(getattr(config, item.name), Section)}
+        read = {*plain, *first.teacher_sections, *config.teacher_sections} - {"inflate"}
+        if changed := sorted(name for name in read if getattr(first, name) != getattr(config, name)):
+            raise ValueError(
+                f"variant {task.variant!r} changes {changed[0]}, on which the teacher depends, but all variants share"
+                " its row; put that into changes, in a file of its own"
+            )
 
     @classmethod
     def from_yaml(cls, path: Path | str) -> "Experiment":

@@ -3,7 +3,7 @@
 import csv
 import platform
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,12 @@ def config_fingerprint(config: Config, method: str) -> str:
     if "distill" not in read and learns_soft_labels(method) and source != LATER_SETTINGS["distill"]["source"]:
         kept["distill"] = {"source": source}
     return fingerprint("config", {**_without_former(kept, LATER_SETTINGS), "root": ""})
+
+
+def is_teacher_of(stored: str, config: Config) -> bool:
+    """Whether a fingerprint is that of the teacher of ``config``, whatever ``inflate`` is: it widens students alone."""
+    factors = (config.inflate, *range(1, 1025))
+    return any(stored == config_fingerprint(replace(config, inflate=factor), "teacher") for factor in factors)
 
 
 def _without_former(values: dict[str, Any], former: dict[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,17 @@ def test_rows_of_other_settings_are_not_taken_for_ours(tmp_path):
         run_experiment(quick(), tmp_path / "foreign.csv")
 
 
+def test_the_teacher_of_other_settings_is_not_taken_for_ours(tmp_path):
+    """The row of a method without a teacher is the same whatever the teacher's settings are."""
+    one = quick(seeds=(0,), methods=("cohop",), changes={**QUICK, "cohop": {"max_epochs": 2}})
+    run_experiment(one, tmp_path / "r.csv")
+    longer = replace(one, methods=("cohop", "glnn"), changes={**one.changes, "teacher": {"max_epochs": 5}})
+    with pytest.raises(ValueError, match="teacher 0 from other settings"):
+        run_experiment(longer, tmp_path / "r.csv")
+    wider = replace(one, methods=("cohop", "glnn"), variants={"wide": {"inflate": 2}})
+    assert len(run_experiment(wider, tmp_path / "r.csv")) == 3, "inflate widens students, not the teacher"
+
+
 ORPHANS = """
 import sys
 from rbm.experiments.runner import Experiment, run_experiment
@@ -249,6 +260,8 @@ def test_wrong_seeds(text):
         ("seeds: [0, 1.5]", r"seeds is \[0, 1\.5\], expected numbers and ranges"),
         ("seeds: []", r"seeds is \[\], which names 0 seeds"),
         ("variants: {deep: {teacher: {num_layers: 4}}}", "variant 'deep' changes the teacher"),
+        ("variants: {a: {}, b: {evaluate_on: validation}}", "variant 'b' changes evaluate_on, on which the teacher"),
+        ("variants: {a: {}, b: {sampling: {batch_size: 64}}}", "variant 'b' changes sampling, on which the teacher"),
     ],
 )
 def test_wrong_files_are_refused_before_anything_runs(tmp_path, content, message):
