@@ -75,7 +75,10 @@ def config_fingerprint(config: Config, method: str) -> str:
 
 
 def is_teacher_of(stored: str, config: Config) -> bool:
-    """Whether a fingerprint is that of the teacher of ``config``, whatever ``inflate`` is: it widens students alone."""
+    """Whether a fingerprint is that of the teacher of ``config``, whatever ``inflate`` is, which widens students alone.
+
+    A fingerprint does not tell its settings, so each possible factor is tried.
+    """
     factors = (config.inflate, *range(1, 1025))
     return any(stored == config_fingerprint(replace(config, inflate=factor), "teacher") for factor in factors)
 
