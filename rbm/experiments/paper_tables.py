@@ -174,15 +174,15 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
     """Markdown: our figures with the paper's mean in brackets, best student bold, second best italic; then statistics.
 
     The figure in brackets is what the paper's code reports, a maximum over epochs; it corresponds to ``test_max``.
+    Cells with fewer seeds than others of their line are shown, but have no mark and no part in the statistics.
     """
     titles = list(table.columns)
     lines = [f"| | seeds | {' | '.join(titles)} |", "|---|---:|" + "---:|" * len(titles)]
     found = lines_of(table, rows, column)
     for line in found:
-        students = {
-            title: summary.mean for title, summary in line.ours.items() if table.columns[title].method != "teacher"
-        }
-        order = sorted(students, key=students.get, reverse=True)
+        means = _comparable(line)
+        students = [title for title in means if table.columns[title].method != "teacher"]
+        order = sorted(students, key=means.get, reverse=True)
         marks = dict(zip(order, ("**", "*"), strict=False))
         cells = [_cell(line.ours.get(title), line.paper.get(title), marks.get(title, "")) for title in titles]
         name = ", ".join([line.dataset, line.setting, *([line.teacher] if len(table.teachers) > 1 else [])])
@@ -190,7 +190,7 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
         seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         lines.append(f"| {name} | {seeds} | {' | '.join(cells)} |")
     for setting in sorted(table.settings):
-        blocks = [{title: s.mean for title, s in line.ours.items()} for line in found if line.setting == setting]
+        blocks = [_comparable(line) for line in found if line.setting == setting]
         scores = median_scores(blocks) if len(blocks) > 1 else {}  # of one graph, it would repeat its order
         if scores:
             cells = [f"{scores[title]:.2f}" if title in scores else "" for title in titles]
@@ -201,6 +201,12 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
     return "\n".join(lines) + "\n" + "".join(f"\n{text}\n" for text in tests)
 
 
+def _comparable(line: Line) -> dict[str, float]:
+    """Means of the columns that have all seeds of a line: seeds may have a split each, and one seed is no mean."""
+    most = max((summary.count for summary in line.ours.values()), default=0)
+    return {title: summary.mean for title, summary in line.ours.items() if summary.count == most}
+
+
 def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
     beside = "" if paper is None else f"({paper.mean:.2f})"
     figure = "" if ours is None else f"{mark}{ours}{mark}"
@@ -209,7 +215,7 @@ def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
 
 def _test(table: Table, lines: list[Line], setting: str) -> str:
     """A sentence on whether the columns differ over the graphs of a setting, with the paper's p-value."""
-    blocks = [{title: s.mean for title, s in line.ours.items()} for line in lines if line.setting == setting]
+    blocks = [_comparable(line) for line in lines if line.setting == setting]
     blocks = [block for block in blocks if len(block) >= 2]
     if len(blocks) < 2:
         return ""
