@@ -72,7 +72,7 @@ def remove_partials(folder: Path) -> None:
     """Remove what a killed run left of the large files that only a run writes; call it under the lock of the run."""
     for name in listed_files(folder):
         if name == CHECKPOINT or name.endswith(".safetensors"):
-            for left in folder.glob(f".{name}-*.partial"):
+            for left in _partials(folder, name):
                 left.unlink(missing_ok=True)
 
 
@@ -82,5 +82,9 @@ def _present(folder: Path, names: list[str]) -> Iterator[Path]:
             yield from folder.glob(f"{_EVENTS}/*/events.out.tfevents.*")
         elif (folder / name).is_file() or (folder / name).is_symlink():
             yield folder / name
-        # A partial file that a killed process was writing.
-        yield from folder.glob(f".{name}-*.partial")
+        yield from _partials(folder, name)
+
+
+def _partials(folder: Path, name: str) -> Iterator[Path]:
+    """The partial files of a file, which killed processes were writing."""
+    return folder.glob(f".{name}-*.partial")

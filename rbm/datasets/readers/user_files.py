@@ -59,6 +59,7 @@ _OF_LABELS = f"{_OF_NAMES}; a column of the nodes' ids is called 'id'"
 _OF_NODES = "; nodes are rows of x, counted from 0; to use names, write the name of each row into a column 'id' of x"
 _OF_FEATURES = "; drop it, or call it 'id' if it names the nodes"
 _OF_COLUMNS = "; drop it, or write numbers instead"
+_OF_PARTS = {NAMES["y"]: _OF_LABELS, NAMES["edge_index"]: _OF_NODES}
 _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 
 
@@ -347,8 +348,7 @@ def _read_csv(path: Path) -> Tensor:
     try:
         table = read_table(path, np.float64, header=True)
     except ValueError as error:
-        remedies = {NAMES["y"]: _OF_LABELS, NAMES["edge_index"]: _OF_NODES}
-        hint = next((remedy for names, remedy in remedies.items() if path.stem in names), "")
+        hint = next((remedy for names, remedy in _OF_PARTS.items() if path.stem in names), "")
         raise ValueError(f"dataset: {error}{hint if 'expected numbers between' in str(error) else ''}") from error
     return _from_table(path, torch.from_numpy(table))
 
@@ -362,8 +362,7 @@ def _read_parquet(path: Path) -> Tensor:
         check_columns(table.schema)
         values = numbers(table) if table.num_columns else None
     except TextColumnError as error:
-        remedies = {NAMES["y"]: _OF_LABELS, NAMES["edge_index"]: _OF_NODES}
-        remedy = next((remedy for names, remedy in remedies.items() if path.stem in names), _OF_FEATURES)
+        remedy = next((remedy for names, remedy in _OF_PARTS.items() if path.stem in names), _OF_FEATURES)
         raise ValueError(_no_numbers(path, error.column, remedy)) from error
     except Exception as error:  # a damaged file raises nearly anything
         raise ValueError(f"dataset: {path} is no Parquet table of numbers: {error}") from error
