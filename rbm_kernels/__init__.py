@@ -22,7 +22,7 @@ transforms use the same formulas in eager PyTorch, at ``E / k`` times the work; 
 operator once per slice. The choice of experts is treated as constant.
 """
 
-from rbm_kernels import _library, _native
+from rbm_kernels import _flop_counter, _library, _native
 from rbm_kernels.ops.cosine_topk import cosine_topk
 from rbm_kernels.ops.expert_matmul import expert_matmul
 from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
@@ -36,6 +36,7 @@ from rbm_kernels.ops.sparse_expert_matmul import sparse_expert_matmul, sparse_ex
 
 _native.load()
 _library.bind_stand_ins()
+_flop_counter.register_when_imported()
 
 __version__ = "0.1.0"
 

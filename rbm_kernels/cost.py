@@ -3,6 +3,10 @@
 The folder of each operator that has GPU kernels has a ``cost.py`` with its formulas. They are lower bounds for any
 kernel: each input is read from device memory once, each output is written once, and only what the mathematics requires
 is computed. The time above this bound is what an implementation loses.
+
+If an operator multiplies matrices, its ``cost.py`` has ``FLOP_FORMULAS`` too, for PyTorch's ``FlopCounterMode``
+(:mod:`rbm_kernels._flop_counter`). These take the operator's arguments, and count products of matrices alone, as
+PyTorch does: ``2 M N K`` each.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 - ``op.py``: schema, checks, fake implementation, derivative, and the public function.
 - ``reference.py``: the definition in eager PyTorch.
 - ``kernels.py``: Triton kernels. ``launch.py``: the functions that launch them. ``config.py`` chooses tiles by shape,
-  and ``cost.py`` has minimum bytes and operations.
+  and ``cost.py`` has minimum bytes and operations, and what PyTorch's ``FlopCounterMode`` counts.
 
 Operators without ``kernels.py`` run in C++ on the CPU, and elsewhere as their reference.
 

@@ -27,3 +27,16 @@ def backward(rows: int, features: int, num_experts: int, k: int, dtype: torch.dt
         bytes=2 * dtype.itemsize * rows * features + 4 * num_experts * features + 20 * rows * k,
         flops=2 * (rows * k + 2 * rows + num_experts) * features,
     )
+
+
+def _counted(h, memory, *_, **__) -> int:
+    """``2 B E D``: rows times memory vectors. Norms are no products of matrices."""
+    return 2 * h.shape[0] * memory.numel()
+
+
+def _counted_backward(_grad_gates, _grad_cosines, h, _memory, gates, *_, **__) -> int:
+    """``2 B k D``: the sum of a row's memory vectors."""
+    return 2 * gates.numel() * h.shape[1]
+
+
+FLOP_FORMULAS = {"cosine_topk": _counted, "cosine_topk_backward": _counted_backward}

@@ -73,3 +73,23 @@ def backward(rows: int, in_features: int, out_features: int, num_experts: int, k
     """Both backward operators, with the gradients of gates and biases."""
     shape = (rows, in_features, out_features, num_experts, k, dtype)
     return backward_input(*shape) + backward_weight(*shape)
+
+
+def _counted(x, weight, _bias, gates, *_, **__) -> int:
+    """``2 B k D N``, of the experts that a row uses."""
+    return 2 * gates.numel() * x.shape[1] * weight.shape[1]
+
+
+def _counted_backward_input(_grad, *arguments, **__) -> int:
+    return _counted(*arguments)
+
+
+def _counted_backward_weight(grad, x, gates, *_, **__) -> int:
+    return 2 * gates.numel() * x.shape[1] * grad.shape[1]
+
+
+FLOP_FORMULAS = {
+    "expert_matmul": _counted,
+    "expert_matmul_backward_input": _counted_backward_input,
+    "expert_matmul_backward_weight": _counted_backward_weight,
+}

@@ -37,3 +37,11 @@ def update(features: int, num_experts: int, dtype: torch.dtype) -> Cost:
 
 def _accumulation_bytes(dtype: torch.dtype) -> int:
     return 8 if dtype == torch.float64 else 4
+
+
+def _counted(h, gates, *_, **__) -> int:
+    """``2 B k D``: weights times rows. Norms are no products of matrices."""
+    return 2 * gates.numel() * h.shape[1]
+
+
+FLOP_FORMULAS = {"memory_statistics": _counted}

@@ -17,3 +17,15 @@ def forward(rows: int, in_features: int, out_features: int, num_experts: int, k:
     )
     # Rows are read only once. Cosines are not written, and gates and experts are neither written nor read.
     return both + Cost(bytes=-(dtype.itemsize * rows * in_features + 20 * rows * k), flops=0)
+
+
+def _counted(x, memory, weight, _bias, k, *_, **__) -> int:
+    return counted(x.shape[0], x.shape[1], weight.shape[1], memory.shape[0], k)
+
+
+def counted(rows: int, in_features: int, out_features: int, num_experts: int, k: int) -> int:
+    """``2 B E D + 2 B k D N``: the products with memory vectors and with experts."""
+    return 2 * rows * in_features * (num_experts + k * out_features)
+
+
+FLOP_FORMULAS = {"routed_matmul": _counted}
