@@ -27,12 +27,12 @@ def tensor_arguments():
 
 @pytest.mark.parametrize(
     ("operator", "name"),
-    [at for at in tensor_arguments() if hasattr(rbm_kernels, at[0]) and not at[0].startswith("sparse")],
+    [at for at in tensor_arguments() if hasattr(rbm_kernels, at[0])],
 )
 def test_what_is_no_tensor(operator, name):
     """NumPy's arrays have a dtype and a shape of the same names."""
     given = arguments()[operator]
-    optional = name in ("bias", "attention") or (operator, name) == ("routed_matmul_int8", "memory")
+    optional = name in ("bias", "attention", "scale") or (operator, name) == ("routed_matmul_int8", "memory")
     for value in (given[name].numpy(), given[name].tolist(), *([] if optional else [None])):
         with pytest.raises(TypeError, match=rf"rbm::\w+: {name} is a {type(value).__name__}, expected a tensor"):
             getattr(rbm_kernels, operator)(**given | {name: value})

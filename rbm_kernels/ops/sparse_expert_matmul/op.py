@@ -101,18 +101,32 @@ def sparse_expert_matmul_backward_weight(
         ``grad_weight [E, N, D]`` and ``grad_scale [E, D]``.
 
     Raises:
-        RuntimeError: arguments that do not match.
+        TypeError: another dtype.
+        ValueError: shapes that do not match.
+        RuntimeError: on the CPU, an index out of range.
     """
-    return torch.ops.rbm.sparse_expert_matmul_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
+    try:
+        return torch.ops.rbm.sparse_expert_matmul_backward_weight(
+            grad, crow, col, values, weight, scale, gates, experts
+        )
+    except (RuntimeError, AttributeError):  # the reference has no checks of its own
+        _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
+        raise
 
 
-def _check(crow, col, values, weight, bias, scale, gates, experts) -> None:
-    op = "sparse_expert_matmul"
+def _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> None:
+    op = "sparse_expert_matmul_backward_weight"
+    _check(crow, col, values, weight, None, scale, gates, experts, op=op)
+    checks.check_dtype(op, "grad", grad, (values.dtype,))
+    checks.check_shape(op, "grad", grad, (gates.shape[0], weight.shape[1]), "rows by outputs")
+
+
+def _check(crow, col, values, weight, bias, scale, gates, experts, *, op="sparse_expert_matmul") -> None:
     checks.check_dtype(op, "values", values, (torch.float32, torch.float64))
     for name, tensor in (("crow", crow), ("col", col), ("experts", experts)):
         checks.check_dtype(op, name, tensor, (torch.int32,))
     for name, tensor in (("weight", weight), ("bias", bias), ("scale", scale), ("gates", gates)):
-        if tensor is not None:
+        if tensor is not None or name in ("weight", "gates"):
             checks.check_dtype(op, name, tensor, (values.dtype,))
     checks.check_shape(op, "values", values, (None,), "one for each stored entry")
     checks.check_shape(op, "col", col, (values.shape[0],), "one for each stored entry")
