@@ -22,7 +22,8 @@ _DENSE_NUMBERS = 2**22  # size of the chunks in which sparse rows are made dense
 
 class Int8Layer(nn.Module):
     """A linear layer, or a layer that routes by memory, with 8-bit weights; from float32 rows ``[..., in_features]`` to
-    ``[..., out_features]``. It has no derivative.
+    ``[..., out_features]``. It has no derivative. Conversions such as ``half()`` change nothing: rows and memory stay
+    float32.
 
     Sparse rows are made dense in chunks, so that sparse and dense rows give equal results.
 
@@ -89,6 +90,13 @@ class Int8Layer(nn.Module):
         """The layer in the form that :func:`rbm_kernels.packed_network` takes."""
         sizes = (self.out_features, self.in_features)
         return NetworkLayer(self.experts, None, *sizes, self.memory, self.top_k, self.gate_temperature)
+
+    def _apply(self, fn, recurse: bool = True) -> "Int8Layer":
+        before = self.memory
+        super()._apply(fn, recurse)
+        if before is not None and self.memory.dtype != before.dtype:
+            self.memory = before.to(self.memory.device)
+        return self
 
     def _of_sparse(self, rows: SparseRows, return_routing: bool) -> Tensor | tuple[Tensor, Routing]:
         count = max(1, _DENSE_NUMBERS // max(1, self.in_features))

@@ -83,6 +83,16 @@ def test_it_can_be_copied_and_pickled(student):
     assert "int8" in repr(small)
 
 
+@pytest.mark.parametrize("convert", [torch.nn.Module.half, torch.nn.Module.double, lambda m: m.to(torch.bfloat16)])
+def test_a_conversion_leaves_the_memory_as_it_is(convert):
+    """A memory in float16 was refused at the next call, and had lost its precision for good."""
+    small, x = quantized(rbm.RbMStudent(F, 16, C, num_experts=6, top_k=2)), torch.randn(5, F)
+    with torch.inference_mode():
+        expected = small(x)
+        assert torch.equal(convert(small)(x), expected)
+    assert small.layers[0].to("meta").memory.is_meta
+
+
 def test_what_cannot_be_quantised():
     with pytest.raises(ValueError, match=r"quantize is 'int8', but a MoEStudent has no layer that 8 bits serve"):
         quantized(MoEStudent(4, 5, 3))
