@@ -137,6 +137,9 @@ class Checks {
   const char* op_;
 };
 
+// Rows whose features are not adjacent are copied; any row stride is supported directly.
+inline bool features_are_adjacent(const Tensor& rows) { return rows.size(1) <= 1 || rows.stride(1) == 1; }
+
 inline void check_out_features(const Checks& check, int64_t out_features) {
   if (out_features < 0 || out_features > kMostSize) {
     check.fail("out_features is ", out_features, ", expected between 0 and ", kMostSize);

@@ -42,9 +42,6 @@ inline void check_memory_update(const Tensor& memory, const Tensor& weighted_sum
   if (!(decay >= 0 && decay <= 1)) check.fail("decay is ", decay, ", expected between 0 and 1");
 }
 
-// Rows whose features are not adjacent are copied; any row stride is supported directly.
-inline bool features_are_adjacent(const Tensor& h) { return h.size(1) <= 1 || h.stride(1) == 1; }
-
 namespace cpu {
 std::tuple<Tensor, Tensor> memory_statistics(
     const Tensor& h, const Tensor& gates, const Tensor& experts, int64_t num_experts, bool normalize);

@@ -34,9 +34,8 @@ inline Tensor as_dtype(const Tensor& tensor, ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
 }
 
-// Rows whose features are not adjacent are copied; any row stride is supported directly.
 inline Tensor with_adjacent_features(const Tensor& rows) {
-  return rows.size(1) <= 1 || rows.stride(1) == 1 ? rows : torch::stable::contiguous(rows);
+  return features_are_adjacent(rows) ? rows : torch::stable::contiguous(rows);
 }
 
 inline Tensor dense(const Tensor& tensor) {
