@@ -147,21 +147,20 @@ def implement_autograd(name: str, backward: Callable, save: Callable, formula: C
     """
     operator = getattr(torch.ops.rbm, name).default
 
-    class Derivative(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *arguments):
-            *args, keyset, kwargs = arguments
-            output = _beneath_autograd(operator, keyset, args, kwargs)
-            save(ctx, output, *args, **kwargs)
-            return output
+    def forward(ctx, *arguments):
+        *args, keyset, kwargs = arguments
+        output = _beneath_autograd(operator, keyset, args, kwargs)
+        save(ctx, output, *args, **kwargs)
+        return output
 
-        @staticmethod
-        def backward(ctx, *grads):
-            saved = ctx.saved_tensors  # may recompute them, with autograd (activation checkpointing)
-            with _recording(*grads):
-                return (*backward(ctx, saved, *grads), None, None)  # one per argument, and None for keyset and kwargs
+    def backward_pass(ctx, *grads):
+        saved = ctx.saved_tensors  # may recompute them, with autograd (activation checkpointing)
+        with _recording(*grads):
+            return (*backward(ctx, saved, *grads), None, None)  # one per argument, and None for keyset and kwargs
 
-    Derivative.__name__ = Derivative.__qualname__ = f"rbm_{name}"
+    # PyTorch names the nodes of the graph when the class is made: anomaly mode and the profiler show this name.
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward_pass)}
+    derivative = type(f"rbm_{name}", (torch.autograd.Function,), methods)
 
     def differentiable(keyset, *args, **kwargs):
         backwards = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
@@ -169,7 +168,7 @@ def implement_autograd(name: str, backward: Callable, save: Callable, formula: C
             with torch._C._DisableAutocast():
                 return formula(partial(_beneath_autograd, operator, keyset, args, kwargs), *args, **kwargs)
         if backwards:
-            return Derivative.apply(*args, keyset, kwargs)
+            return derivative.apply(*args, keyset, kwargs)
         return _beneath_autograd(operator, keyset, args, kwargs)
 
     LIBRARY.impl(name, differentiable, "Autograd", with_keyset=True)

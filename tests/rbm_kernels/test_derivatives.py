@@ -341,3 +341,16 @@ def test_functional_call_of_a_module_around_an_operator():
     each = vmap(grad(loss), (None, 0, 0, 0))(parameters, x, gates, experts)["weight"]
     (whole,) = torch.autograd.grad(module(x, gates, experts).square().sum(), module.weight)
     torch.testing.assert_close(each.sum(0), whole)
+
+
+def test_anomaly_mode_names_the_operator():
+    """Every operator's node had the same name, in the profiler too."""
+    _, (x, *tensors) = matmul()
+    y = expert_matmul(x.fill_(float("nan")).requires_grad_(), *(t.requires_grad_() for t in tensors), choices())
+    assert y.grad_fn.name() == "rbm_expert_matmulBackward"
+    with (
+        pytest.warns(UserWarning, match="Anomaly Detection|Error detected in rbm_expert_matmulBackward"),
+        pytest.raises(RuntimeError, match="'rbm_expert_matmulBackward' returned nan"),
+        torch.autograd.detect_anomaly(),
+    ):
+        y.sum().backward()
