@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.memory_router import MemoryRouter, Routing, draw_experts
-from rbm.nn.sparse_rows import refuse_nested
+from rbm.nn.sparse_rows import refuse_nested, refuse_symbols
 from rbm.utils.arguments import check_choice, check_flags, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.precision import autocast_dtype
@@ -138,6 +138,7 @@ class RbMFeedForward(MemoryRouter):
             RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
         """
         if not isinstance(h, Tensor):
+            refuse_symbols(h)
             raise TypeError(f"input is a {type(h).__name__}, expected a dense tensor")
         refuse_nested(h)
         if h.layout is not torch.strided:

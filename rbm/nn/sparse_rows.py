@@ -142,9 +142,19 @@ def as_rows(features: Features) -> Rows:
         return SparseRows(*features)
     hint = "; use torch.as_tensor(features)" if isinstance(features, np.ndarray | list) else ""
     given = "None" if features is None else f"a {type(features).__name__}"
+    refuse_symbols(features)
     raise TypeError(
         f"features are {given}, expected a dense or CSR tensor, or the pair (CSR columns, dense columns){hint}"
     )
+
+
+def refuse_symbols(features: object) -> None:
+    """Raise TypeError if ``features`` is a symbol of ``torch.fx.symbolic_trace``, which stands for any object."""
+    if isinstance(features, torch.fx.Proxy):
+        raise TypeError(
+            "torch.fx.symbolic_trace cannot trace a layer that routes rows: make the layer a leaf of the tracer"
+            " (torch.fx.Tracer.is_leaf_module), or use torch.export.export"
+        )
 
 
 def refuse_nested(features: Tensor) -> None:

@@ -172,6 +172,20 @@ def test_torchscript_names_what_to_use_instead(case):
             torch.jit.script(model)
 
 
+def test_symbolic_traces_need_the_layer_as_a_leaf(case):
+    layer, _ = case
+    model, x = nn.Sequential(nn.Linear(6, 6), layer).eval(), torch.randn(9, 6)
+    with pytest.raises(TypeError, match=r"make the layer a leaf of the tracer .*, or use torch\.export\.export"):
+        torch.fx.symbolic_trace(model)
+
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, module, name):
+            return module is layer or super().is_leaf_module(module, name)
+
+    traced = torch.fx.GraphModule(model, Tracer().trace(model))
+    assert torch.equal(answer(traced, x), answer(model, x))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
 @pytest.mark.parametrize("make", [*(make for make, _ in LAYERS.values()), lambda: RbMStudent(6, 8, 4).eval()])
 def test_a_copy_of_a_module_compiled_in_place_answers_with_its_own_weights(make, copied):
