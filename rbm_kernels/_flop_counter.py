@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
@@ -55,12 +54,16 @@ class _RegisterAfterImport(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != COUNTER:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
+        others = [finder.find_spec for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (find(fullname, path, target) for find in others)), None)
+        if spec is None or spec.loader is None:
+            return spec
         execute = spec.loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
+            # Not before: somebody may look for the module without importing it.
+            sys.meta_path.remove(self)
             _register(module)
 
         spec.loader.exec_module = execute_and_register

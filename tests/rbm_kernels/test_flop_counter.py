@@ -123,9 +123,10 @@ def test_compiled(name):
 def test_the_counter_is_not_imported_with_this_package():
     """Importing it takes longer than importing this package."""
     program = """if True:
-        import sys, torch
+        import importlib.util, sys, torch
         import rbm, rbm_kernels
         assert "torch.utils.flop_counter" not in sys.modules
+        assert importlib.util.find_spec("torch.utils.flop_counter").name == "torch.utils.flop_counter"
         import torch.utils.flop_counter as counter
         assert torch.ops.rbm.expert_matmul in counter.flop_registry
         assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("rbm")]
