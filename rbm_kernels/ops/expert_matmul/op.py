@@ -80,6 +80,11 @@ def expert_matmul(
     except (RuntimeError, IndexError, AttributeError):
         # C++ implementations can only raise RuntimeError, so repeat their checks here to raise the right class.
         _check(x, weight, bias, gates, experts)
+        if order is not None and not isinstance(order, tuple):
+            raise TypeError(
+                f"rbm::expert_matmul: order is a {type(order).__name__}, expected None or all that"
+                " rbm_kernels.expert_order returns"
+            ) from None
         raise
 
 
