@@ -63,7 +63,8 @@ class _RegisterAfterImport(MetaPathFinder):
         def execute_and_register(module: ModuleType) -> None:
             execute(module)
             # Not before: somebody may look for the module without importing it.
-            sys.meta_path.remove(self)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             _register(module)
 
         spec.loader.exec_module = execute_and_register
