@@ -61,9 +61,11 @@ def config_fingerprint(config: Config, method: str) -> str:
     """A hash of all settings that a method's result may depend on.
 
     These are the settings outside sections (except for the data's folder), the sections that the method reads, and
-    ``distill.source`` if it learns soft labels. A setting that was added later counts only if its value differs from
-    that of all earlier rows.
+    ``distill.source`` if it learns soft labels. ``inflate`` widens students alone, so a teacher does not depend on it.
+    A setting that was added later counts only if its value differs from that of all earlier rows.
     """
+    if method == "teacher":
+        config = replace(config, inflate=1)
     read = ("teacher",) if method == "teacher" else METHODS[method].sections
     if "teacher" in read:
         read += config.teacher_sections
@@ -72,15 +74,6 @@ def config_fingerprint(config: Config, method: str) -> str:
     if "distill" not in read and learns_soft_labels(method) and source != LATER_SETTINGS["distill"]["source"]:
         kept["distill"] = {"source": source}
     return fingerprint("config", {**_without_former(kept, LATER_SETTINGS), "root": ""})
-
-
-def is_teacher_of(stored: str, config: Config) -> bool:
-    """Whether a fingerprint is that of the teacher of ``config``, whatever ``inflate`` is, which widens students alone.
-
-    A fingerprint does not tell its settings, so each possible factor is tried.
-    """
-    factors = (config.inflate, *range(1, 1025))
-    return any(stored == config_fingerprint(replace(config, inflate=factor), "teacher") for factor in factors)
 
 
 def _without_former(values: dict[str, Any], former: dict[str, Any]) -> dict[str, Any]:
