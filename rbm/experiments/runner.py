@@ -54,6 +54,8 @@ def run_experiment(
         BlockingIOError: another process is adding rows to ``out``.
     """
     out = Path(out)
+    if out.is_symlink():
+        out = out.resolve()  # so that one lock holds, and the file itself is written, whichever path is given
     if out.is_dir():
         raise IsADirectoryError(f"results file {out} is a folder; give a file by --out")
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)

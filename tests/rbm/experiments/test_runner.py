@@ -21,6 +21,7 @@ from rbm.experiments.results import COLUMNS, append_rows, config_fingerprint, re
 from rbm.experiments.runner import check_rows, run_experiment
 from rbm.nn.saved_student import STUDENTS
 from rbm.teachers import prepare
+from rbm.utils.locks import only_process
 from rbm.utils.plugins import load_plugin
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -106,6 +107,20 @@ def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):
     assert strip(resumed) == strip(whole)
     with open(tmp_path / "killed.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(whole)
+
+
+def test_a_link_leads_to_one_file_with_one_lock(tmp_path):
+    """Regression test: two processes, one of them with a link, wrote every row twice."""
+    file, link = tmp_path / "rows.csv", tmp_path / "links" / "rows.csv"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    with only_process(tmp_path / ".rows.csv.lock", "it", "wait"), pytest.raises(BlockingIOError, match="in use"):
+        run_experiment(quick(), link)
+    rows = run_experiment(quick(seeds=(0,), methods=("mlp",)), link)
+    file.write_text(file.read_text()[:-30])  # as a kill leaves it
+    assert len(run_experiment(quick(seeds=(0,), methods=("mlp",)), link)) == len(rows)
+    assert link.is_symlink(), "the file that it leads to was repaired"
+    assert len(read_rows(file)) == len(rows)
 
 
 def test_a_teacher_from_the_cache_has_no_seconds_of_training(tmp_path):
