@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rbm.config import SETTINGS
-from rbm.datasets.registry import short_name
 from rbm.experiments.experiment import Experiment
 from rbm.experiments.statistics import Summary, median_scores, skillings_mack
-from rbm.experiments.tables import Group, group_rows, paper_tables, percent
+from rbm.experiments.tables import Group, dataset_names, group_rows, paper_tables, percent, table_line
 from rbm.utils.files import parse_own_yaml, write_text
 
 PERMUTATIONS = 20_000
@@ -147,6 +146,7 @@ def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_be
     students = {title for title, cell in table.columns.items() if cell.method != "teacher"}
     found = []
     groups = group_rows(rows)
+    names = dataset_names(group.dataset for group in groups)
     for teacher in table.teachers:
         mine = [group for group in groups if (group.teacher, group.protocol) == (teacher, table.protocol)]
         graphs = {(group.dataset, group.preset) for group in mine}
@@ -159,7 +159,7 @@ def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_be
                     if summary := percent(groups.get(group, {}).get(cell.method, {}), column):
                         ours[title] = summary
                 if len(students & set(ours)) >= min(2, len(students)):
-                    name = short_name(dataset) if preset == "clean" else f"{short_name(dataset)} ({preset})"
+                    name = names[dataset] if preset == "clean" else f"{names[dataset]} ({preset})"
                     found.append(Line(name, setting, teacher, ours, _published(table, dataset, setting, teacher)))
     return found
 
@@ -177,7 +177,7 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
     Cells with fewer seeds than others of their line are shown, but have no mark and no part in the statistics.
     """
     titles = list(table.columns)
-    lines = [f"| | seeds | {' | '.join(titles)} |", "|---|---:|" + "---:|" * len(titles)]
+    lines = [f"| {table_line(['seeds', *titles])}", "|---|---:|" + "---:|" * len(titles)]
     found = lines_of(table, rows, column)
     for line in found:
         means = _comparable(line)
@@ -188,7 +188,7 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
         name = ", ".join([line.dataset, line.setting, *([line.teacher] if len(table.teachers) > 1 else [])])
         counts = sorted({summary.count for summary in line.ours.values()})
         seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        lines.append(f"| {name} | {seeds} | {' | '.join(cells)} |")
+        lines.append(table_line([name, seeds, *cells]))
     for setting in sorted(table.settings):
         blocks = [_comparable(line) for line in found if line.setting == setting]
         scores = median_scores(blocks) if len(blocks) > 1 else {}  # of one graph, it would repeat its order
