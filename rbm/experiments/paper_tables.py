@@ -18,6 +18,7 @@ from rbm.utils.files import parse_own_yaml, write_text
 
 PERMUTATIONS = 20_000
 _TABLES = resources.files("rbm") / "config" / "configs" / "tables"
+_GCN = "gcn_distillation"
 _TEACHERS = {"sage": "GraphSAGE", "gcn": "GCN", "revgat": "RevGNN", "drgat": "DRGAT"}
 
 
@@ -115,7 +116,7 @@ def read_table(name: str) -> Table:
 
 
 def table_of(rows: list[dict[str, str]]) -> Table:
-    """A table of any experiment, with a column for each method and variant in ``rows``."""
+    """A table of any experiment, with a column for each method and variant in ``rows``, which share a protocol."""
     teachers, settings = (tuple(dict.fromkeys(row[name] for row in rows)) for name in ("teacher", "setting"))
     titles = {column.method: title for title, column in read_table("main").columns.items()}
     titles |= {"moe": "MoE", "ensemble": "ensemble"} | ({} if teachers == ("sage",) else {"teacher": "teacher"})
@@ -123,7 +124,8 @@ def table_of(rows: list[dict[str, str]]) -> Table:
     order = sorted(found, key=lambda cell: list(titles).index(cell[0]) if cell[0] in titles else len(titles))
     columns = {f"{titles.get(method, method)} {variant}".strip(): Column(method, variant) for method, variant in order}
     protocol = rows[0]["protocol"] if rows else "rbm"
-    return Table("", "", columns, "sage_distillation", teachers, settings, protocol)
+    paper = _GCN if teachers == ("gcn",) else "sage_distillation"
+    return Table("", "", columns, paper, teachers, settings, protocol)
 
 
 class Line(NamedTuple):
@@ -140,7 +142,8 @@ def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_be
     """The table's lines, with graphs in the paper's order, for which ``rows`` has at least two students to compare.
 
     For a table with a single student, one is enough. Two are required because tables share rows: a graph may be there
-    only because another table ran one of the columns.
+    only because another table ran one of the columns. The paper prints no validation accuracies, so with the column
+    ``val`` there are none of its figures.
     """
     known = list(paper_tables()["dataset_statistics"])
     students = {title for title, cell in table.columns.items() if cell.method != "teacher"}
@@ -160,13 +163,17 @@ def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_be
                         ours[title] = summary
                 if len(students & set(ours)) >= min(2, len(students)):
                     name = names[dataset] if preset == "clean" else f"{names[dataset]} ({preset})"
-                    found.append(Line(name, setting, teacher, ours, _published(table, dataset, setting, teacher)))
+                    paper = {} if column == "val" else _published(table, dataset, setting, teacher)
+                    found.append(Line(name, setting, teacher, ours, paper))
     return found
 
 
 def _published(table: Table, dataset: str, setting: str, teacher: str) -> dict[str, Summary]:
+    """The paper's figures with the same teacher."""
     printed = paper_tables().get(table.paper, {}).get(dataset, {})
-    figures = printed.get(setting) or printed.get(f"{setting}/teacher={_TEACHERS.get(teacher, teacher)}", {})
+    figures = printed.get(f"{setting}/teacher={_TEACHERS.get(teacher, teacher)}", {})
+    if teacher == ("gcn" if table.paper == _GCN else "sage"):
+        figures = printed.get(setting, figures)
     return {title: Summary(*figure, 10) for title, figure in figures.items() if isinstance(figure, list)}
 
 
@@ -215,13 +222,17 @@ def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
 
 def _test(table: Table, lines: list[Line], setting: str) -> str:
     """A sentence on whether the columns differ over the graphs of a setting, with the paper's p-value."""
-    blocks = [_comparable(line) for line in lines if line.setting == setting]
-    blocks = [block for block in blocks if len(block) >= 2]
+    lines = [line for line in lines if line.setting == setting]
+    blocks = [block for block in map(_comparable, lines) if len(block) >= 2]
     if len(blocks) < 2:
         return ""
     test = skillings_mack(blocks, permutations=PERMUTATIONS)
     printed = paper_tables()["reported_p_values"].get(table.paper, {}).get(setting)
-    beside = "" if printed is None else f"; the paper prints {printed}, over nine graphs"
+    beside = (
+        ""
+        if printed is None or not any(line.paper for line in lines)
+        else f"; the paper prints {printed}, over nine graphs"
+    )
     return (
         f"Skillings-Mack over {len(blocks)} graphs, {setting}: {test.statistic:.2f}, {test.df} degrees of freedom,"
         f" p {_rounded(test.p, '= ')} (chi-square), {_rounded(test.p_simulated)} (permutations){beside}."

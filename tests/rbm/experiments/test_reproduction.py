@@ -160,6 +160,16 @@ def test_a_table_of_whatever_there_is():
     assert render(table_of([]), []).startswith("| | seeds |")
 
 
+def test_the_papers_figures_are_those_of_the_same_teacher():
+    """Regression test: students of GCN, of an MLP and so on stood beside the paper's students of GraphSAGE."""
+    rows = [row(m, 0, 0.8, teacher=t, setting="transductive") for t in ("sage", "gcn", "mlp") for m in ("mlp", "rbm")]
+    found = {line.teacher: line.paper for line in lines_of(table_of(rows), rows)}
+    assert found["sage"]["RbM"].mean == 84.86
+    assert (found["gcn"], found["mlp"]) == ({}, {})
+    of_gcn = [given for given in rows if given["teacher"] == "gcn"]
+    assert lines_of(table_of(of_gcn), of_gcn)[0].paper["RbM"].mean == 85.02
+
+
 def test_outputs(tmp_path):
     page, picture = write_outputs(read_table("main"), ROWS, tmp_path / "results", "rbm reproduce main")
     text = page.read_text()
