@@ -4,6 +4,7 @@ A table is a file in ``configs/tables`` with its columns (a method and its chang
 name of the paper's table. All tables share one CSV file, so that a run needed by two tables is made once.
 """
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -181,13 +182,13 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
     """Markdown: our figures with the paper's mean in brackets, best student bold, second best italic; then statistics.
 
     The figure in brackets is what the paper's code reports, a maximum over epochs; it corresponds to ``test_max``.
-    Cells with fewer seeds than others of their line are shown, but have no mark and no part in the statistics.
+    Cells with fewer seeds than most students of their line are shown, but have no mark and no part in the statistics.
     """
     titles = list(table.columns)
     lines = [f"| {table_line(['seeds', *titles])}", "|---|---:|" + "---:|" * len(titles)]
     found = lines_of(table, rows, column)
     for line in found:
-        means = _comparable(line)
+        means = _comparable(table, line)
         students = [title for title in means if table.columns[title].method != "teacher"]
         order = sorted(students, key=means.get, reverse=True)
         marks = dict(zip(order, ("**", "*"), strict=False))
@@ -197,7 +198,7 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
         seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         lines.append(table_line([name, seeds, *cells]))
     for setting in sorted(table.settings):
-        blocks = [_comparable(line) for line in found if line.setting == setting]
+        blocks = [_comparable(table, line) for line in found if line.setting == setting]
         scores = median_scores(blocks) if len(blocks) > 1 else {}  # of one graph, it would repeat its order
         if scores:
             cells = [f"{scores[title]:.2f}" if title in scores else "" for title in titles]
@@ -208,10 +209,15 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
     return "\n".join(lines) + "\n" + "".join(f"\n{text}\n" for text in tests)
 
 
-def _comparable(line: Line) -> dict[str, float]:
-    """Means of the columns that have all seeds of a line: seeds may have a split each, and one seed is no mean."""
-    most = max((summary.count for summary in line.ours.values()), default=0)
-    return {title: summary.mean for title, summary in line.ours.items() if summary.count == most}
+def _comparable(table: Table, line: Line) -> dict[str, float]:
+    """Means of the columns with as many seeds as most students have: few seeds may be the easy splits.
+
+    The largest number would not do: tables share rows, so one student may have more seeds than those beside it, and
+    would be the best for want of others.
+    """
+    students = [summary.count for title, summary in line.ours.items() if table.columns[title].method != "teacher"]
+    enough = statistics.median_low(students or [0])
+    return {title: summary.mean for title, summary in line.ours.items() if summary.count >= enough}
 
 
 def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
@@ -223,16 +229,13 @@ def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
 def _test(table: Table, lines: list[Line], setting: str) -> str:
     """A sentence on whether the columns differ over the graphs of a setting, with the paper's p-value."""
     lines = [line for line in lines if line.setting == setting]
-    blocks = [block for block in map(_comparable, lines) if len(block) >= 2]
+    blocks = [block for line in lines if len(block := _comparable(table, line)) >= 2]
     if len(blocks) < 2:
         return ""
     test = skillings_mack(blocks, permutations=PERMUTATIONS)
     printed = paper_tables()["reported_p_values"].get(table.paper, {}).get(setting)
-    beside = (
-        ""
-        if printed is None or not any(line.paper for line in lines)
-        else f"; the paper prints {printed}, over nine graphs"
-    )
+    own = table.name or any(line.paper for line in lines)  # a table of the paper, or its figures are beside ours
+    beside = f"; the paper prints {printed}, over nine graphs" if own and printed is not None else ""
     return (
         f"Skillings-Mack over {len(blocks)} graphs, {setting}: {test.statistic:.2f}, {test.df} degrees of freedom,"
         f" p {_rounded(test.p, '= ')} (chi-square), {_rounded(test.p_simulated)} (permutations){beside}."
