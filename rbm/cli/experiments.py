@@ -70,10 +70,14 @@ def reproduce(
     if table in STUDIES:
         if methods is not None:
             raise ValueError(f"methods is {methods!r}, expected none: the study {table} has methods of its own")
+        folder = out.with_suffix("")
+        if not run:
+            print(_earlier(folder / f"{table}.md").read_text(encoding="utf-8"), end="")
+            return
         page = study(
             table,
             datasets.split(","),
-            out.with_suffix(""),
+            folder,
             command=command,
             root=root,
             seed=parse_seeds(seeds)[0],
@@ -94,10 +98,16 @@ def reproduce(
     if run:
         with advise_resuming(SAME_COMMAND):
             run_experiment(experiments, out, root=root, cache=cache, jobs=jobs, device=place, console=status)
-    rows = read_rows(out)
+    rows = read_rows(_earlier(out))
     files = write_outputs(chosen, rows, out.with_suffix(""), command)
     print(render(chosen, rows), end="")
     console.print(f"rows: {out}; {', '.join(str(file) for file in files)}", highlight=False)
+
+
+def _earlier(file: Path) -> Path:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist, so --no-run has nothing to show; leave it out, or name --out")
+    return file
 
 
 def table(

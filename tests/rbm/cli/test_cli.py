@@ -193,6 +193,18 @@ def test_table_of_runs_without_rbm(rbm, tmp_path):
     assert "results file rows.csv has no row of rbm" in err
 
 
+def test_no_run_runs_nothing(rbm, tmp_path, monkeypatch):
+    """Regression test: a study trained and replaced its page, and a missing file of rows gave an empty page."""
+    monkeypatch.setattr("rbm.experiments.analysis.study", lambda *_, **__: pytest.fail("a study was begun"))
+    for name in ("complexity", "main"):
+        status, _, err = rbm("reproduce", name, "--no-run", "--out", "rows.csv")
+        assert (status, "does not exist, so --no-run has nothing to show" in err) == (2, True)
+    assert not (tmp_path / "rows").exists()
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "complexity.md").write_text("# Sizes\n")
+    assert rbm("reproduce", "complexity", "--no-run", "--out", "rows.csv")[:2] == (0, "# Sizes\n")
+
+
 def test_table_shows_all_that_it_is_asked_for(rbm, tmp_path):
     """Regression test: rows of a second protocol were left out; --plot and --column did nothing without --variants."""
     figures = dict.fromkeys(ACCURACIES, "0.5") | {"dataset": "cora", "setting": "inductive"}
