@@ -70,10 +70,14 @@ def reproduce(
     if table in STUDIES:
         if methods is not None:
             raise ValueError(f"methods is {methods!r}, expected none: the study {table} has methods of its own")
+        folder = out.with_suffix("")
+        if not run:
+            print(_earlier(folder / f"{table}.md").read_text(encoding="utf-8"), end="")
+            return
         page = study(
             table,
             datasets.split(","),
-            out.with_suffix(""),
+            folder,
             command=command,
             root=root,
             seed=parse_seeds(seeds)[0],
@@ -94,10 +98,16 @@ def reproduce(
     if run:
         with advise_resuming(SAME_COMMAND):
             run_experiment(experiments, out, root=root, cache=cache, jobs=jobs, device=place, console=status)
-    rows = read_rows(out)
+    rows = read_rows(_earlier(out))
     files = write_outputs(chosen, rows, out.with_suffix(""), command)
     print(render(chosen, rows), end="")
     console.print(f"rows: {out}; {', '.join(str(file) for file in files)}", highlight=False)
+
+
+def _earlier(file: Path) -> Path:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist, so --no-run has nothing to show; leave it out, or name --out")
+    return file
 
 
 def table(
@@ -133,16 +143,29 @@ def table(
 
     if not file.is_file():
         raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
-    rows = read_rows(file)
+    if not (rows := read_rows(file)):
+        raise ValueError(f"results file {file} has no row yet; rbm experiment writes one for each model")
+    if plot is not None and not variants:
+        raise ValueError(f"plot is {plot}, but only variants are drawn; add --variants, or leave out --plot")
     has_rbm = any(row["method"] == "rbm" for row in rows)
     if variants and not has_rbm:
         raise ValueError(f"results file {file} has no row of rbm, whose variants --variants shows; use --methods")
     if column not in ACCURACIES:
         raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
+    if column != ACCURACIES[0] and has_rbm and not (methods or variants or against):
+        raise ValueError(
+            f"column is {column!r}, but RbM beside the MLP is shown by test accuracy; add --methods, --variants or"
+            " --against"
+        )
     if against is not None:
         print(gains_table(rows, against, column), end="")
     elif methods or not has_rbm:
-        print(render(table_of(rows), rows, column), end="")
+        protocols = list(dict.fromkeys(row["protocol"] for row in rows))
+        for protocol in protocols:  # another one has other graphs and splits, so it gets a table of its own
+            of_protocol = [row for row in rows if row["protocol"] == protocol]
+            heading = f"Protocol {protocol}:\n\n" if len(protocols) > 1 else ""
+            between = "" if protocol == protocols[-1] else "\n"
+            print(f"{heading}{render(table_of(of_protocol), of_protocol, column)}{between}", end="")
     else:
         print(variants_table(rows, column=column) if variants else main_table(rows), end="")
     if variants and plot is not None:

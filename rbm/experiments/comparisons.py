@@ -14,7 +14,7 @@ from scipy.stats import t as student_t
 
 from rbm.experiments.results import ACCURACIES
 from rbm.experiments.statistics import p_text
-from rbm.experiments.tables import group_rows
+from rbm.experiments.tables import graph_names, group_rows, table_line
 
 Cells = dict[tuple[str, ...], dict[int, float]]  # cell -> seed -> per cent
 
@@ -47,7 +47,8 @@ def gain(first: Cells, second: Cells) -> Gain:
     for cell in first.keys() & second.keys():
         seeds = first[cell].keys() & second[cell].keys()
         if seeds:
-            found[cell] = [first[cell][seed] - second[cell][seed] for seed in sorted(seeds)]
+            # The rounding of a subtraction is no spread, on which a p-value could rest.
+            found[cell] = [round(first[cell][seed] - second[cell][seed], 9) for seed in sorted(seeds)]
     if not found:
         raise ValueError("no graph, setting and seed that both have; a comparison needs the same runs of both")
     means = {cell: statistics.fmean(values) for cell, values in sorted(found.items())}
@@ -88,9 +89,11 @@ def kinds(rows: list[dict[str, str]], column: str = "test_at_best_val") -> dict[
     if column not in ACCURACIES:
         raise ValueError(f"column is {column!r}, expected one of {', '.join(ACCURACIES)}")
     found: dict[str, Cells] = defaultdict(dict)
-    for group, methods in group_rows(rows).items():
+    groups = group_rows(rows)
+    names = graph_names(groups)
+    for group, methods in groups.items():
         for method, runs in methods.items():
-            cell = (group.graph, group.setting)
+            cell = (names[group], group.setting)
             found[kind_of(method, group.variant)][cell] = {seed: 100 * float(row[column]) for seed, row in runs.items()}
     return dict(found)
 
@@ -110,10 +113,10 @@ def gains_table(rows: list[dict[str, str]], against: str, column: str = "test_at
     gains = [gain(found[kind], found[against]) for kind in others]
     cells = list(dict.fromkeys(cell for result in gains for cell in result.cells))
     header = ["", "runs", *(" ".join(cell) for cell in cells), "mean", "standard error", "p (Holm)"]
-    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
+    lines = [table_line(header), f"|---|{'---:|' * (len(header) - 1)}"]
     for kind, result, p in zip(others, gains, holm([result.p for result in gains]), strict=True):
         points = [f"{result.cells[cell]:+.2f}" if cell in result.cells else "" for cell in cells]
         error = "" if math.isnan(result.error) else f"{result.error:.2f}"
         difference = f"{result.difference:+.2f}"
-        lines.append(f"| {' | '.join([kind, str(result.pairs), *points, difference, error, p_text(p)])} |")
+        lines.append(table_line([kind, str(result.pairs), *points, difference, error, p_text(p)]))
     return "\n".join(lines) + "\n"

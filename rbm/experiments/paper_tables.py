@@ -4,6 +4,7 @@ A table is a file in ``configs/tables`` with its columns (a method and its chang
 name of the paper's table. All tables share one CSV file, so that a run needed by two tables is made once.
 """
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -11,14 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rbm.config import SETTINGS
-from rbm.datasets.registry import short_name
 from rbm.experiments.experiment import Experiment
 from rbm.experiments.statistics import Summary, median_scores, skillings_mack
-from rbm.experiments.tables import Group, group_rows, paper_tables, percent
+from rbm.experiments.tables import Group, dataset_names, group_rows, paper_tables, percent, table_line
 from rbm.utils.files import parse_own_yaml, write_text
 
 PERMUTATIONS = 20_000
 _TABLES = resources.files("rbm") / "config" / "configs" / "tables"
+_GCN = "gcn_distillation"
 _TEACHERS = {"sage": "GraphSAGE", "gcn": "GCN", "revgat": "RevGNN", "drgat": "DRGAT"}
 
 
@@ -116,7 +117,7 @@ def read_table(name: str) -> Table:
 
 
 def table_of(rows: list[dict[str, str]]) -> Table:
-    """A table of any experiment, with a column for each method and variant in ``rows``."""
+    """A table of any experiment, with a column for each method and variant in ``rows``, which share a protocol."""
     teachers, settings = (tuple(dict.fromkeys(row[name] for row in rows)) for name in ("teacher", "setting"))
     titles = {column.method: title for title, column in read_table("main").columns.items()}
     titles |= {"moe": "MoE", "ensemble": "ensemble"} | ({} if teachers == ("sage",) else {"teacher": "teacher"})
@@ -124,7 +125,8 @@ def table_of(rows: list[dict[str, str]]) -> Table:
     order = sorted(found, key=lambda cell: list(titles).index(cell[0]) if cell[0] in titles else len(titles))
     columns = {f"{titles.get(method, method)} {variant}".strip(): Column(method, variant) for method, variant in order}
     protocol = rows[0]["protocol"] if rows else "rbm"
-    return Table("", "", columns, "sage_distillation", teachers, settings, protocol)
+    paper = _GCN if teachers == ("gcn",) else "sage_distillation"
+    return Table("", "", columns, paper, teachers, settings, protocol)
 
 
 class Line(NamedTuple):
@@ -141,12 +143,14 @@ def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_be
     """The table's lines, with graphs in the paper's order, for which ``rows`` has at least two students to compare.
 
     For a table with a single student, one is enough. Two are required because tables share rows: a graph may be there
-    only because another table ran one of the columns.
+    only because another table ran one of the columns. The paper prints no validation accuracies, so with the column
+    ``val`` there are none of its figures.
     """
     known = list(paper_tables()["dataset_statistics"])
     students = {title for title, cell in table.columns.items() if cell.method != "teacher"}
     found = []
     groups = group_rows(rows)
+    names = dataset_names(group.dataset for group in groups)
     for teacher in table.teachers:
         mine = [group for group in groups if (group.teacher, group.protocol) == (teacher, table.protocol)]
         graphs = {(group.dataset, group.preset) for group in mine}
@@ -159,14 +163,18 @@ def lines_of(table: Table, rows: list[dict[str, str]], column: str = "test_at_be
                     if summary := percent(groups.get(group, {}).get(cell.method, {}), column):
                         ours[title] = summary
                 if len(students & set(ours)) >= min(2, len(students)):
-                    name = short_name(dataset) if preset == "clean" else f"{short_name(dataset)} ({preset})"
-                    found.append(Line(name, setting, teacher, ours, _published(table, dataset, setting, teacher)))
+                    name = names[dataset] if preset == "clean" else f"{names[dataset]} ({preset})"
+                    paper = {} if column == "val" else _published(table, dataset, setting, teacher)
+                    found.append(Line(name, setting, teacher, ours, paper))
     return found
 
 
 def _published(table: Table, dataset: str, setting: str, teacher: str) -> dict[str, Summary]:
+    """The paper's figures with the same teacher."""
     printed = paper_tables().get(table.paper, {}).get(dataset, {})
-    figures = printed.get(setting) or printed.get(f"{setting}/teacher={_TEACHERS.get(teacher, teacher)}", {})
+    figures = printed.get(f"{setting}/teacher={_TEACHERS.get(teacher, teacher)}", {})
+    if teacher == ("gcn" if table.paper == _GCN else "sage"):
+        figures = printed.get(setting, figures)
     return {title: Summary(*figure, 10) for title, figure in figures.items() if isinstance(figure, list)}
 
 
@@ -174,13 +182,13 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
     """Markdown: our figures with the paper's mean in brackets, best student bold, second best italic; then statistics.
 
     The figure in brackets is what the paper's code reports, a maximum over epochs; it corresponds to ``test_max``.
-    Cells with fewer seeds than others of their line are shown, but have no mark and no part in the statistics.
+    Cells with fewer seeds than most students of their line are shown, but have no mark and no part in the statistics.
     """
     titles = list(table.columns)
-    lines = [f"| | seeds | {' | '.join(titles)} |", "|---|---:|" + "---:|" * len(titles)]
+    lines = [f"| {table_line(['seeds', *titles])}", "|---|---:|" + "---:|" * len(titles)]
     found = lines_of(table, rows, column)
     for line in found:
-        means = _comparable(line)
+        means = _comparable(table, line)
         students = [title for title in means if table.columns[title].method != "teacher"]
         order = sorted(students, key=means.get, reverse=True)
         marks = dict(zip(order, ("**", "*"), strict=False))
@@ -188,9 +196,9 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
         name = ", ".join([line.dataset, line.setting, *([line.teacher] if len(table.teachers) > 1 else [])])
         counts = sorted({summary.count for summary in line.ours.values()})
         seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        lines.append(f"| {name} | {seeds} | {' | '.join(cells)} |")
+        lines.append(table_line([name, seeds, *cells]))
     for setting in sorted(table.settings):
-        blocks = [_comparable(line) for line in found if line.setting == setting]
+        blocks = [_comparable(table, line) for line in found if line.setting == setting]
         scores = median_scores(blocks) if len(blocks) > 1 else {}  # of one graph, it would repeat its order
         if scores:
             cells = [f"{scores[title]:.2f}" if title in scores else "" for title in titles]
@@ -201,10 +209,15 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
     return "\n".join(lines) + "\n" + "".join(f"\n{text}\n" for text in tests)
 
 
-def _comparable(line: Line) -> dict[str, float]:
-    """Means of the columns that have all seeds of a line: seeds may have a split each, and one seed is no mean."""
-    most = max((summary.count for summary in line.ours.values()), default=0)
-    return {title: summary.mean for title, summary in line.ours.items() if summary.count == most}
+def _comparable(table: Table, line: Line) -> dict[str, float]:
+    """Means of the columns with as many seeds as most students have: few seeds may be the easy splits.
+
+    The largest number would not do: tables share rows, so one student may have more seeds than those beside it, and
+    would be the best for want of others.
+    """
+    students = [summary.count for title, summary in line.ours.items() if table.columns[title].method != "teacher"]
+    enough = statistics.median_low(students or [0])
+    return {title: summary.mean for title, summary in line.ours.items() if summary.count >= enough}
 
 
 def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
@@ -215,13 +228,14 @@ def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
 
 def _test(table: Table, lines: list[Line], setting: str) -> str:
     """A sentence on whether the columns differ over the graphs of a setting, with the paper's p-value."""
-    blocks = [_comparable(line) for line in lines if line.setting == setting]
-    blocks = [block for block in blocks if len(block) >= 2]
+    lines = [line for line in lines if line.setting == setting]
+    blocks = [block for line in lines if len(block := _comparable(table, line)) >= 2]
     if len(blocks) < 2:
         return ""
     test = skillings_mack(blocks, permutations=PERMUTATIONS)
     printed = paper_tables()["reported_p_values"].get(table.paper, {}).get(setting)
-    beside = "" if printed is None else f"; the paper prints {printed}, over nine graphs"
+    own = table.name or any(line.paper for line in lines)  # a table of the paper, or its figures are beside ours
+    beside = f"; the paper prints {printed}, over nine graphs" if own and printed is not None else ""
     return (
         f"Skillings-Mack over {len(blocks)} graphs, {setting}: {test.statistic:.2f}, {test.df} degrees of freedom,"
         f" p {_rounded(test.p, '= ')} (chi-square), {_rounded(test.p_simulated)} (permutations){beside}."

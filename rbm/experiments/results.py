@@ -2,7 +2,9 @@
 
 import csv
 import platform
+import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -61,9 +63,11 @@ def config_fingerprint(config: Config, method: str) -> str:
     """A hash of all settings that a method's result may depend on.
 
     These are the settings outside sections (except for the data's folder), the sections that the method reads, and
-    ``distill.source`` if it learns soft labels. A setting that was added later counts only if its value differs from
-    that of all earlier rows.
+    ``distill.source`` if it learns soft labels. ``inflate`` widens students alone, so a teacher does not depend on it.
+    A setting that was added later counts only if its value differs from that of all earlier rows.
     """
+    if method == "teacher":
+        config = replace(config, inflate=1)
     read = ("teacher",) if method == "teacher" else METHODS[method].sections
     if "teacher" in read:
         read += config.teacher_sections
@@ -72,15 +76,6 @@ def config_fingerprint(config: Config, method: str) -> str:
     if "distill" not in read and learns_soft_labels(method) and source != LATER_SETTINGS["distill"]["source"]:
         kept["distill"] = {"source": source}
     return fingerprint("config", {**_without_former(kept, LATER_SETTINGS), "root": ""})
-
-
-def is_teacher_of(stored: str, config: Config) -> bool:
-    """Whether a fingerprint is that of the teacher of ``config``, whatever ``inflate`` is, which widens students alone.
-
-    A fingerprint does not tell its settings, so each possible factor is tried.
-    """
-    factors = (config.inflate, *range(1, 1025))
-    return any(stored == config_fingerprint(replace(config, inflate=factor), "teacher") for factor in factors)
 
 
 def _without_former(values: dict[str, Any], former: dict[str, Any]) -> dict[str, Any]:
@@ -110,23 +105,60 @@ def read_rows(path: Path | str) -> list[dict[str, str]]:
     """The rows of an experiment's CSV file; empty if it does not exist. A last line truncated by a kill is ignored.
 
     Raises:
-        ValueError: the file or a row has other columns, or the file is not text.
+        ValueError: the file is not text, its columns are not :data:`COLUMNS`, or a row is damaged or there twice. The
+            message names the file and the line.
     """
     path = Path(path)
     if not path.is_file():
         return []
-    text = _whole_lines(read_text(path))
-    header = text.split("\n", 1)[0]
-    if text and header != ",".join(COLUMNS):
-        raise ValueError(f"{path} has the columns {header}, expected {','.join(COLUMNS)}; write to another file")
+    text = _whole_lines(read_text(path).removeprefix("\ufeff"))  # spreadsheets write a byte order mark
+    reader = csv.DictReader(text.splitlines())
+    rows: list[dict[str, str]] = []
+    lines: dict[tuple[str, ...], int] = {}
     try:
-        rows = list(csv.DictReader(text.splitlines()))
+        if text and reader.fieldnames != list(COLUMNS):
+            expected = f"expected {','.join(COLUMNS)}, separated by commas"
+            problem = _header_problem(reader.fieldnames or [])
+            raise ValueError(f"{path}: line 1 {problem}; {expected}; repair it, or write to another file")
+        for row in reader:
+            line = reader.line_num
+            if problem := _row_problem(row):
+                raise ValueError(f"{path}: line {line} {problem}; repair or remove it")
+            if (first := lines.setdefault(row_key(row), line)) != line:
+                what = " ".join(filter(None, row_key(row)))
+                raise ValueError(f"{path}: lines {first} and {line} are both the row of {what}; remove one of them")
+            rows.append(row)
     except csv.Error as error:
         raise ValueError(f"{path} is no table of results: {error}") from error
-    # DictReader fills missing columns with None, and collects surplus ones under the key None.
-    if wrong := [place for place, row in enumerate(rows, 2) if None in row or None in row.values()]:
-        raise ValueError(f"{path}: row {wrong[0]} has not the {len(COLUMNS)} columns of a result; repair or remove it")
     return rows
+
+
+def _header_problem(found: Sequence[str]) -> str:
+    missing = [name for name in COLUMNS if name not in found]
+    surplus = [name for name in found if name not in COLUMNS]
+    if not missing and not surplus:
+        return "has the columns in another order"
+    parts = [f"lacks the columns {','.join(missing)}"] if missing else []
+    return " and ".join(
+        [*parts, *([f"has the columns {', '.join(map(repr, surplus))}, which no result has"] if surplus else [])]
+    )
+
+
+def _row_problem(row: dict[str, str]) -> str:
+    """What is wrong with a row, apart from columns that no table reads as numbers; empty if nothing is."""
+    # DictReader fills missing columns with None, and collects surplus ones under the key None.
+    if None in row or None in row.values():
+        return f"has not the {len(COLUMNS)} columns of a result"
+    if re.fullmatch("0|[1-9][0-9]*", row["seed"]) is None:
+        return f"has the seed {row['seed']!r}, expected a whole number such as 0"
+    for name in ACCURACIES:
+        try:
+            fits = 0.0 <= float(row[name]) <= 1.0  # false for NaN
+        except ValueError:
+            fits = False
+        if not fits:
+            return f"has {row[name]!r} as {name}, expected a number from 0 to 1"
+    return ""
 
 
 def _whole_lines(text: str) -> str:

@@ -15,7 +15,7 @@ from rbm.datasets.load import graph_settings, load_configured_dataset
 from rbm.datasets.registry import short_name
 from rbm.distillation.distill import distill
 from rbm.experiments.experiment import Experiment, Task
-from rbm.experiments.results import append_rows, config_fingerprint, figures, is_teacher_of, made_by, read_rows, row_key
+from rbm.experiments.results import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
 from rbm.utils.cache import cache_or_temporary
 from rbm.utils.locks import only_process
 from rbm.utils.parallel import worker_pool
@@ -54,6 +54,8 @@ def run_experiment(
         BlockingIOError: another process is adding rows to ``out``.
     """
     out = Path(out)
+    if out.is_symlink():
+        out = out.resolve()  # so that one lock holds, and the file itself is written, whichever path is given
     if out.is_dir():
         raise IsADirectoryError(f"results file {out} is a folder; give a file by --out")
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
@@ -185,11 +187,12 @@ def check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple
             if (known := done.get(row_key(row))) is None:
                 continue
             expected = config_fingerprint(config, row["method"])
-            # The rows of methods without a teacher do not tell that their file has another teacher.
-            same = row["method"] == "teacher" and is_teacher_of(known["config"], config)
-            if known["config"] != expected and not same:
+            # The teacher's too: rows of methods without a teacher do not tell that their file has another one.
+            if known["config"] != expected:
+                # All variants share the teacher, so another name for the variant would find the same row.
+                rename = "" if row["method"] == "teacher" else ", or its variant another name"
                 raise ValueError(
                     f"the results file holds {' '.join(row_key(row))} from other settings ({known['config']}, now"
-                    f" {expected}); give this experiment a file of its own, or its variant another name"
+                    f" {expected}); give this experiment a file of its own{rename}"
                 )
     return done

@@ -30,7 +30,7 @@ def seeds_report(chosen: Experiment, rows: list[dict[str, str]]) -> str:
     models = {name: {seed: runs[seed] for seed in chosen.seeds if seed in runs} for name, runs in found.items()}
     models = {name: runs for name, runs in models.items() if runs}
     lines = [
-        f"{group.graph}, {setting}, {chosen.teacher} teacher, {_over(len(chosen.seeds))}",
+        f"{group.graph()}, {setting}, {chosen.teacher} teacher, {_over(len(chosen.seeds))}",
         "",
         "| | Test | Val | Test max | Active |",
         "|---|---:|---:|---:|---:|",

@@ -1,7 +1,7 @@
 """Markdown tables of an experiment's CSV file, with our figures next to the paper's."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
@@ -30,14 +30,13 @@ class Group(NamedTuple):
     preset: str
     variant: str
 
-    @property
-    def graph(self) -> str:
-        """The dataset's short name, with protocol, preset and teacher in brackets if they are not the defaults."""
+    def graph(self, name: str = "") -> str:
+        """The dataset's ``name``, by default the short one, with unusual protocol, preset and teacher in brackets."""
         usual = {"protocol": "rbm", "preset": "clean"}
         unlike = [getattr(self, name) for name in usual if getattr(self, name) != usual[name]]
         if self.teacher != "sage":
             unlike.append(f"{self.teacher} teacher")
-        name = short_name(self.dataset)
+        name = name or short_name(self.dataset)
         return f"{name} ({', '.join(unlike)})" if unlike else name
 
 
@@ -47,6 +46,26 @@ def group_rows(rows: list[dict[str, str]]) -> dict[Group, dict[str, Runs]]:
     for row in rows:
         groups[Group(*(row[name] for name in Group._fields))][row["method"]][int(row["seed"])] = row
     return groups
+
+
+def dataset_names(datasets: Iterable[str]) -> dict[str, str]:
+    """The short name of each dataset, or its path if another dataset has the same short name."""
+    short = {dataset: short_name(dataset) for dataset in datasets}
+    count = Counter(short.values())
+    return {dataset: name if count[name] == 1 else dataset for dataset, name in short.items()}
+
+
+def graph_names(groups: Iterable[Group]) -> dict[Group, str]:
+    """The name of each group's graph (:meth:`Group.graph`), the same only for the same graph."""
+    groups = list(groups)
+    names = dataset_names(group.dataset for group in groups)
+    return {group: group.graph(names[group.dataset]) for group in groups}
+
+
+def table_line(cells: Iterable[str]) -> str:
+    """A line of a Markdown table. Cells may contain ``|``, as names of variants and files do."""
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def percent(runs: Runs, column: str) -> Summary | None:
@@ -66,8 +85,8 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
         methods: the students in addition to RbM. Empty columns are omitted.
     """
     groups = group_rows(rows)
-    lines = []
-    for group in sorted(groups, key=_in_order(groups)):
+    names, lines = graph_names(groups), []
+    for group in sorted(groups, key=_in_order(names)):
         rbm, mlp = groups[group].get("rbm", {}), groups[group].get("mlp", {})
         if not rbm:
             continue
@@ -78,7 +97,7 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
         difference, p = _difference(rbm, mlp)
         lines.append(
             {
-                "dataset": f"{group.graph} {group.variant}".strip(),
+                "dataset": f"{names[group]} {group.variant}".strip(),
                 "setting": group.setting,
                 "seeds": str(len(rbm)),
                 "paper's RbM": "" if paper is None else f"{paper[0]:.2f} ± {paper[1]:.2f}",
@@ -94,19 +113,22 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
             }
         )
     columns = [name for name in (lines[0] if lines else ()) if any(line[name] for line in lines)]
-    header = [f"| {' | '.join(columns)} |", f"|---|---|{'---:|' * (len(columns) - 2)}"] if columns else []
-    return "".join(f"{line}\n" for line in [*header, *(f"| {' | '.join(map(line.get, columns))} |" for line in lines)])
+    header = [table_line(columns), f"|---|---|{'---:|' * (len(columns) - 2)}"] if columns else []
+    return "".join(f"{line}\n" for line in [*header, *(table_line(map(line.get, columns)) for line in lines)])
 
 
 def variants(rows: list[dict[str, str]], column: str = "test_at_best_val") -> dict[str, dict[str, Summary]]:
     """``"dataset, setting" -> variant -> Summary`` of a column of the RbM student in per cent; graphs and variants in
-    order of rows.
+    order of rows. The variant without a name is called ``default``, or ``(no name)`` if another one is called so.
     """
     found: dict[str, dict[str, Summary]] = {}
-    for group, methods in group_rows(rows).items():
+    groups = group_rows(rows)
+    names = graph_names(groups)
+    unnamed = "(no name)" if any(group.variant == "default" for group in groups) else "default"
+    for group, methods in groups.items():
         summary = percent(methods.get("rbm", {}), column)
         if summary is not None:
-            found.setdefault(f"{group.graph}, {group.setting}", {})[group.variant or "default"] = summary
+            found.setdefault(f"{names[group]}, {group.setting}", {})[group.variant or unnamed] = summary
     return found
 
 
@@ -117,9 +139,9 @@ def variants_table(rows: list[dict[str, str]], column: str = "test_at_best_val")
     """
     found = variants(rows, column)
     names = list(dict.fromkeys(name for of_graph in found.values() for name in of_graph))
-    lines = [f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    lines = [f"| {table_line(names)}", "|---|" + "---:|" * len(names)]
     for graph, of_graph in found.items():
-        lines.append(f"| {graph} | {' | '.join(_cell(of_graph.get(name)) for name in names)} |")
+        lines.append(table_line([graph, *(_cell(of_graph.get(name)) for name in names)]))
     return "\n".join(lines) + "\n"
 
 
@@ -131,11 +153,11 @@ def published(group: Group) -> list[float] | None:
     return paper_tables()[printed].get(group.dataset, {}).get(group.setting, {}).get("RbM")
 
 
-def _in_order(groups: Iterable[Group]) -> Callable[[Group], tuple[int, str, int]]:
-    """A sort key: graphs and variants in order of their first rows; transductive last."""
-    graphs = list(dict.fromkeys(group.graph for group in groups))
-    variants = list(dict.fromkeys(group.variant for group in groups))
-    return lambda group: (graphs.index(group.graph), group.setting, variants.index(group.variant))
+def _in_order(names: dict[Group, str]) -> Callable[[Group], tuple[int, str, int]]:
+    """A sort key for groups with these names: graphs and variants in order of their first rows; transductive last."""
+    graphs = list(dict.fromkeys(names.values()))
+    variants = list(dict.fromkeys(group.variant for group in names))
+    return lambda group: (graphs.index(names[group]), group.setting, variants.index(group.variant))
 
 
 def _cell(summary: Summary | None) -> str:

@@ -193,6 +193,39 @@ def test_table_of_runs_without_rbm(rbm, tmp_path):
     assert "results file rows.csv has no row of rbm" in err
 
 
+def test_no_run_runs_nothing(rbm, tmp_path, monkeypatch):
+    """Regression test: a study trained and replaced its page, and a missing file of rows gave an empty page."""
+    monkeypatch.setattr("rbm.experiments.analysis.study", lambda *_, **__: pytest.fail("a study was begun"))
+    for name in ("complexity", "main"):
+        status, _, err = rbm("reproduce", name, "--no-run", "--out", "rows.csv")
+        assert (status, "does not exist, so --no-run has nothing to show" in err) == (2, True)
+    assert not (tmp_path / "rows").exists()
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "complexity.md").write_text("# Sizes\n")
+    assert rbm("reproduce", "complexity", "--no-run", "--out", "rows.csv")[:2] == (0, "# Sizes\n")
+
+
+def test_table_shows_all_that_it_is_asked_for(rbm, tmp_path):
+    """Regression test: rows of a second protocol were left out; --plot and --column did nothing without --variants."""
+    figures = dict.fromkeys(ACCURACIES, "0.5") | {"dataset": "cora", "setting": "inductive"}
+    figures |= {"teacher": "sage", "preset": "clean", "seed": "0"}
+    rows = [
+        dict.fromkeys(COLUMNS, "") | figures | {"method": method, "protocol": protocol, "val": value}
+        for protocol, value in (("rbm", "0.3"), ("cpf", "0.4"))
+        for method in ("mlp", "rbm")
+    ]
+    append_rows(tmp_path / "rows.csv", rows)
+    out = rbm("table", "rows.csv", "--methods", "--column", "val")[1]
+    assert re.findall(r"Protocol (\w+):|\| (\*\*.*?) \|", out) == [
+        *(("rbm", ""), ("", "**30.00**"), ("cpf", ""), ("", "**40.00**"))
+    ], "without the paper's test accuracies"
+    for option, message in (("--plot", "only variants are drawn; add --variants"), ("--column", "add --methods, --v")):
+        status, _, err = rbm("table", "rows.csv", option, "val")
+        assert (status, message in err) == (2, True)
+    append_rows(tmp_path / "empty.csv", [])
+    assert "results file empty.csv has no row yet" in rbm("table", "empty.csv")[2]
+
+
 def test_distill_by_another_method(rbm, tmp_path):
     quick = ["--set", "teacher.max_epochs=3", "--set", "glnn.max_epochs=3", "--set", "glnn.hidden_channels=16"]
     status, out, _ = rbm("distill", "--method", "glnn", "--inflate", 2, *quick, "--out", "run")

@@ -57,6 +57,9 @@ def test_equal_differences_have_no_p_value_unless_there_is_none():
     alike = {("a",): {0: 1.0, 1: 1.0}}
     assert gain(alike, alike).p == 1.0
     assert math.isnan(gain(alike, {("a",): {0: 0.0, 1: 0.0}}).p)
+    rounded = gain({("a",): {0: 81.15, 1: 81.57}}, {("a",): {0: 80.0, 1: 80.42}})
+    assert (rounded.difference, rounded.error) == (1.15, 0.0)
+    assert math.isnan(rounded.p), "equal but for the rounding of subtractions, which gave a p of 4e-15"
 
 
 def test_holm_is_what_its_paper_says():

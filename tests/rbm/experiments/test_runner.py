@@ -21,6 +21,7 @@ from rbm.experiments.results import COLUMNS, append_rows, config_fingerprint, re
 from rbm.experiments.runner import check_rows, run_experiment
 from rbm.nn.saved_student import STUDENTS
 from rbm.teachers import prepare
+from rbm.utils.locks import only_process
 from rbm.utils.plugins import load_plugin
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -108,6 +109,20 @@ def test_killed_and_continued_gives_the_same_figures(tmp_path, monkeypatch):
         assert len(list(csv.DictReader(file))) == len(whole)
 
 
+def test_a_link_leads_to_one_file_with_one_lock(tmp_path):
+    """Regression test: two processes, one of them with a link, wrote every row twice."""
+    file, link = tmp_path / "rows.csv", tmp_path / "links" / "rows.csv"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    with only_process(tmp_path / ".rows.csv.lock", "it", "wait"), pytest.raises(BlockingIOError, match="in use"):
+        run_experiment(quick(), link)
+    rows = run_experiment(quick(seeds=(0,), methods=("mlp",)), link)
+    file.write_text(file.read_text()[:-30])  # as a kill leaves it
+    assert len(run_experiment(quick(seeds=(0,), methods=("mlp",)), link)) == len(rows)
+    assert link.is_symlink(), "the file that it leads to was repaired"
+    assert len(read_rows(file)) == len(rows)
+
+
 def test_a_teacher_from_the_cache_has_no_seconds_of_training(tmp_path):
     for name, trained in (("first.csv", True), ("second.csv", False)):
         rows = run_experiment(quick(), tmp_path / name, cache=tmp_path / "cache")
@@ -141,10 +156,12 @@ def test_protocols_are_told_apart(tmp_path):
 def test_rows_of_other_settings_are_not_taken_for_ours(tmp_path):
     run_experiment(quick(seeds=(0,)), tmp_path / "r.csv")
     other = quick(seeds=(0,), changes={**QUICK, "distill": {"label_weight": 0.9}})
-    with pytest.raises(ValueError, match="from other settings"):
+    with pytest.raises(ValueError, match=r"from other settings .* or its variant another name$"):
         run_experiment(other, tmp_path / "r.csv")
     (tmp_path / "foreign.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="has the columns a,b"):
+    with pytest.raises(
+        ValueError, match=r"foreign\.csv: line 1 lacks .* and has the columns 'a', 'b', which no result has; exp"
+    ):
         run_experiment(quick(), tmp_path / "foreign.csv")
 
 
@@ -153,7 +170,7 @@ def test_the_teacher_of_other_settings_is_not_taken_for_ours(tmp_path):
     one = quick(seeds=(0,), methods=("cohop",), changes={**QUICK, "cohop": {"max_epochs": 2}})
     run_experiment(one, tmp_path / "r.csv")
     longer = replace(one, methods=("cohop", "glnn"), changes={**one.changes, "teacher": {"max_epochs": 5}})
-    with pytest.raises(ValueError, match="teacher 0 from other settings"):
+    with pytest.raises(ValueError, match=r"teacher 0 from other settings \(.*a file of its own$"):
         run_experiment(longer, tmp_path / "r.csv")
     wider = replace(one, methods=("cohop", "glnn"), variants={"wide": {"inflate": 2}})
     assert len(run_experiment(wider, tmp_path / "r.csv")) == 3, "inflate widens students, not the teacher"
@@ -200,6 +217,9 @@ def test_fingerprints_differ_with_the_settings_not_with_the_folder():
     changed = config.updated({"rbm": {"lr": 0.02}})
     assert config_fingerprint(config, "rbm") != config_fingerprint(changed, "rbm")
     assert config_fingerprint(config, "glnn") == config_fingerprint(changed, "glnn"), "it reads no such section"
+    wide = config.updated({"inflate": 4})
+    assert config_fingerprint(config, "teacher") == config_fingerprint(wide, "teacher"), "students alone are wider"
+    assert config_fingerprint(config, "glnn") != config_fingerprint(wide, "glnn")
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -298,24 +318,27 @@ def test_missing_graphs_are_noticed_before_anything_runs(tmp_path, monkeypatch):
     assert not out.exists()
 
 
+ROW = dict.fromkeys(COLUMNS, "0.5") | {"variant": "a", "method": "rbm", "seed": "0"}
+
+
 def test_reading_rows_writes_nothing(tmp_path):
     """A last line without a newline is a row if it is complete, and ignored if a kill truncated it."""
-    file, whole = tmp_path / "r.csv", ",".join(str(i) for i in range(len(COLUMNS)))
+    file, whole = tmp_path / "r.csv", ",".join(ROW.values())
     lines = [",".join(COLUMNS), whole]
     for text, count in (("\n".join(lines), 1), ("\n".join([*lines, whole[:20]]), 1), ("\n".join([*lines, ""]), 1)):
         file.write_text(text)
         assert len(read_rows(file)) == count
         assert file.read_text() == text
-        append_rows(file, [dict(zip(COLUMNS, whole.split(","), strict=True))])
-        assert file.read_text() == "\n".join([*lines, whole, ""])
+        append_rows(file, [{**ROW, "seed": "1"}])
+        assert file.read_text() == "\n".join([*lines, ",".join({**ROW, "seed": "1"}.values()), ""])
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"\xff\xfe", r"r\.csv is not text in UTF-8"),
-        (b"a,b,c\n" * 3, r"r\.csv: row 2 has not the \d+ columns of a result"),
-        (b"x" + b",x" * len(COLUMNS) + b"\n", r"r\.csv: row 2 has not the \d+ columns of a result"),
+        (b"a,b,c\n" * 3, r"r\.csv: line 2 has not the \d+ columns of a result"),
+        (b"x" + b",x" * len(COLUMNS) + b"\n", r"r\.csv: line 2 has not the \d+ columns of a result"),
         (b'"' + b"x" * 140_000 + b"\n", r"r\.csv is no table of results: field larger"),
     ],
 )
@@ -323,6 +346,54 @@ def test_rows_that_are_none(tmp_path, content, message):
     (tmp_path / "r.csv").write_bytes(",".join(COLUMNS).encode() + b"\n" + content)
     with pytest.raises(ValueError, match=message):
         read_rows(tmp_path / "r.csv")
+
+
+def table_text(*rows: dict[str, str], columns=COLUMNS) -> str:
+    return "".join(f"{','.join(line)}\n" for line in (columns, *([row[name] for name in columns] for row in rows)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (table_text({**ROW, "val": "0,5"}), "line 2 has not the"),
+        (table_text(ROW, {**ROW, "seed": "1", "val": "n/a"}), "line 3 has 'n/a' as val, expected a number from 0 to 1"),
+        (table_text({**ROW, "test_max": "nan"}), "line 2 has 'nan' as test_max"),
+        (table_text({**ROW, "test_at_best_val": "97.3"}), "line 2 has '97.3' as test_at_best_val"),
+        (table_text({**ROW, "seed": "0.0"}), "line 2 has the seed '0.0', expected a whole number"),
+        (table_text({**ROW, "seed": "00"}), "line 2 has the seed '00'"),
+        (
+            table_text(ROW, {**ROW, "seed": "1"}, {**ROW, "val": "0.6"}),
+            "lines 2 and 4 are both the row of 0.5 .* a rbm 0;",
+        ),
+        (table_text(ROW).replace("\n", "\n\n") + "\na,b\n", "line 6 has not the"),
+        (
+            table_text(ROW, columns=[name for name in COLUMNS if name != "val"]),
+            "line 1 lacks the columns val; expected",
+        ),
+        (
+            table_text({**ROW, "note": "1"}, columns=[*COLUMNS, "note"]),
+            "line 1 has the columns 'note', which no result",
+        ),
+        (table_text(ROW, columns=COLUMNS[::-1]), "line 1 has the columns in another order"),
+        (table_text(ROW).replace(",", ";"), "line 1 lacks .*, separated by commas"),
+    ],
+)
+def test_an_edited_file_names_its_line(tmp_path, text, message):
+    """Regression test: tables showed 9730 per cent, or of two rows with one key the last one."""
+    (tmp_path / "r.csv").write_text(text)
+    with pytest.raises(ValueError, match=rf"r\.csv: {message}"):
+        read_rows(tmp_path / "r.csv")
+
+
+@pytest.mark.parametrize("begin", ["", "\ufeff"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\n\n"])
+def test_a_file_that_a_spreadsheet_has_saved_is_read(tmp_path, begin, newline):
+    file = tmp_path / "r.csv"
+    file.write_bytes((begin + table_text(ROW).replace("\n", newline)).encode())
+    append_rows(file, [{**ROW, "seed": "1"}])
+    assert read_rows(file) == [ROW, {**ROW, "seed": "1"}]
+    file.write_text("".join(f'"{line}"\n' for line in table_text(ROW).replace(",", '","').splitlines()))
+    assert read_rows(file) == [ROW], "every field in quotation marks"
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Tables of rows, next to the paper's figures."""
 
+from rbm.experiments.comparisons import gains_table
+from rbm.experiments.paper_tables import lines_of, render, table_of
 from rbm.experiments.results import COLUMNS
 from rbm.experiments.statistics import Summary
 from rbm.experiments.tables import Group, group_rows, main_table, paper_tables, percent, variants_table
@@ -74,6 +76,43 @@ def test_variants_table():
     assert percent(
         group_rows(rows)[Group("cora", "inductive", "rbm", "sage", "clean", "")]["rbm"], "test_max"
     ) == Summary(81.0, 0.0, 1)
+
+
+def test_a_variant_called_default_is_not_the_one_without_a_name():
+    rows = [row("rbm", 0, 0.8), row("rbm", 0, 0.7, variant="default")]
+    assert variants_table(rows).split("\n")[::2] == [
+        "| | (no name) | default |",
+        "| cora, inductive | 80.00 | 70.00 |",
+    ]
+
+
+def test_names_with_a_bar_stay_in_their_cell():
+    rows = [
+        row("rbm", 0, 0.8, variant="a|b", dataset="/x|y.npz"),
+        row("mlp", 0, 0.7, variant="a|b", dataset="/x|y.npz"),
+    ]
+    for text, line in ((variants_table(rows), r"| | a\|b |"), (main_table(rows), r"| x\|y a\|b | inductive | 1 |")):
+        assert line in text
+    assert render(table_of(rows), rows).startswith(r"| | seeds | MLP a\|b | RbM a\|b |")
+    assert r"| rbm, a\|b | 1 | +10.00 |" in gains_table(rows, "mlp, a|b")
+
+
+def test_graphs_with_one_file_name_stand_for_themselves():
+    """Regression test: the last one replaced the others in tables of variants and gains."""
+    rows = [
+        row(method, 0, test + shift, dataset=dataset)
+        for dataset, shift in (("/a/g.npz", 0.0), ("/b/g.npz", 0.1), ("/b/other.npz", 0.2))
+        for method, test in (("mlp", 0.6), ("rbm", 0.65))
+    ]
+    begins = [line.split(" | ")[0] for line in variants_table(rows).split("\n")[2:5]]
+    assert begins == ["| /a/g.npz, inductive", "| /b/g.npz, inductive", "| other, inductive"]
+    assert [line.split(" | ")[0] for line in main_table(rows).split("\n")[2:5]] == [
+        "| /a/g.npz",
+        "| /b/g.npz",
+        "| other",
+    ]
+    assert "| rbm | 3 | +5.00 | +5.00 | +5.00 | +5.00 |" in gains_table(rows, "mlp")
+    assert len({line.dataset for line in lines_of(table_of(rows), rows)}) == 3
 
 
 def test_papers_tables_are_there():
