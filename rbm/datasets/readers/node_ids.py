@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("id", "node_id")
 FILE = "node_ids.csv"  # in a run folder
-INPUTS = "inputs.json"  # there too: hashes of what the run was given, the checksum of its ids as IDS
-IDS = "node_ids"
+INPUTS, IDS = "inputs.json", "node_ids"  # there too: hashes of what a run was given; the one of its ids
 NEW = -1  # a row that is no node
 _NAMED = 5
 _LONGEST_LINE = 2**28
