@@ -188,25 +188,27 @@ def distill(
         f" --{name} {value}" for name, value in (("method", method), ("keep", keep)) if value not in (None, _METHODS)
     )
     again += " --auto" if auto else ""
-    with advise_resuming(f"rbm distill --out {path} --resume{again}"), joined(usable_device(device)) as place:
+    with joined(usable_device(device)) as place:
         data = load_configured_dataset(chosen).to(place)
-        result = run_distillation(
-            data,
-            named,
-            config=chosen,
-            methods=methods,
-            keep=keep,
-            auto=auto,
-            budget=budget,
-            features_only=features_only,
-            folder=path,
-            resume=resume,
-            overwrite=overwrite,
-            cache=cache,
-            tensorboard=tensorboard,
-            plots=plots,
-            console=status,
-        )
+        settings = (path / "config.yaml", path / "auto.yaml")
+        with advise_resuming(f"rbm distill --out {path} --resume{again}", settings):
+            result = run_distillation(
+                data,
+                named,
+                config=chosen,
+                methods=methods,
+                keep=keep,
+                auto=auto,
+                budget=budget,
+                features_only=features_only,
+                folder=path,
+                resume=resume,
+                overwrite=overwrite,
+                cache=cache,
+                tensorboard=tensorboard,
+                plots=plots,
+                console=status,
+            )
         is_main = is_main_process()
     if is_main:
         _report(result, path)

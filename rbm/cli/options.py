@@ -76,6 +76,7 @@ def configuration(dataset, teacher, preset, given, config_file, assignments, *, 
     from rbm.config import Config, merged, parse_assignments, read_changes
     from rbm.config.presets import preset_config
     from rbm.datasets import dataset_name
+    from rbm.training.run_folder import check_place
 
     given = {key: value for key, value in given.items() if value is not None}
     changes = {} if config_file is None else read_changes(config_file)
@@ -87,7 +88,11 @@ def configuration(dataset, teacher, preset, given, config_file, assignments, *, 
         said = merged(merged(changes, {**given, **given_options}), parse_assignments(assignments or []))
         return Config.from_yaml(stored).updated(said)
     if stored is not None and not any((given, dataset, teacher, preset, config_file, assignments)):
-        raise FileNotFoundError(f"run folder {resumed} has no config.yaml: there is no run to resume")
+        check_place(Path(resumed), resume=True, overwrite=False)
+        raise FileNotFoundError(
+            f"run folder {resumed} has no config.yaml: its run ended before it stored its settings; repeat the whole"
+            " command that started it"
+        )
 
     # The preset is chosen by what all of them say together, so that --set teacher.name=gcn is --teacher gcn.
     assigned = parse_assignments(assignments or [])

@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 from rbm.config import Config
 from rbm.datasets import num_classes
 from rbm.datasets.load import load_configured_dataset
-from rbm.datasets.readers.node_ids import FILE
+from rbm.datasets.readers.node_ids import FILE, NodeIds
 from rbm.datasets.registry import absolute_name, find_dataset, is_path
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.datasets.validation import MASKS
@@ -53,7 +53,7 @@ def save_graph(run: RunFolder, config: Config, data: Data, unseen_fraction: floa
 
     The ids of its nodes are always saved.
     """
-    if (ids := data.get("node_ids")) is not None:
+    if isinstance(ids := data.get("node_ids"), NodeIds):  # a Data may have an attribute of its own by this name
         run.write_text(FILE, ids.to_csv())
     if _is_named(config.dataset):
         return

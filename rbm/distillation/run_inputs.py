@@ -5,20 +5,21 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from rbm.datasets.readers.node_ids import IDS, INPUTS, NodeIds
 from rbm.datasets.validation import MASKS
 from rbm.distillation.run_graph import check_resumed_graph
 from rbm.training.run_folder import RunFolder
 from rbm.utils.files import as_json, read_json
 from rbm.utils.tensor_files import fingerprint
 
-INPUTS = "inputs.json"
 _PARTS = ("x", "edge_index", "y", *MASKS)
 
 
 def hashes(
     data: Data, teacher: nn.Module | Tensor | None, encodings: Sequence[Tensor], unseen_fraction: float | None
 ) -> dict[str, str | float]:
-    """A hash of each part of a run's arguments that training depends on, by its name; ``unseen_fraction`` as it is.
+    """A hash of each part of a run's arguments that training depends on, and of the ids of nodes, by its name;
+    ``unseen_fraction`` as it is.
 
     Args:
         data: the graph.
@@ -35,6 +36,8 @@ def hashes(
     if len(encodings):
         parts["encodings"] = list(encodings)
     found: dict[str, str | float] = {name: fingerprint("input", name, tensors) for name, tensors in parts.items()}
+    if isinstance(ids := data.get(IDS), NodeIds):
+        found[IDS] = ids.checksum()
     fraction = data.get("unseen_fraction") if unseen_fraction is None else unseen_fraction
     return found if fraction is None else found | {"unseen_fraction": float(fraction)}
 
@@ -54,6 +57,8 @@ def check_inputs(run: RunFolder, now: dict[str, str | float], graph: Data, resum
     if resume and path.is_file():
         was = read_json(path)
         changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        if IDS not in was:  # in runs of earlier versions
+            changed = [name for name in changed if name != IDS]
         if changed:
             raise ValueError(
                 f"run folder {run.path} was started with another {', '.join(changed)}; resume with the same, or write"

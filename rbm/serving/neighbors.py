@@ -223,17 +223,21 @@ class Nodes:
     def _of(self, start: int, stop: int) -> np.ndarray:
         if self._in_order:
             return np.arange(start, stop)
-        nodes = open_npy(self.path) if self._nodes is None else self._nodes
-        return np.array(nodes[start:stop], dtype=np.int64).reshape(-1)
+        nodes = (open_npy(self.path) if self._nodes is None else self._nodes)[start:stop].reshape(-1)
+        if nodes.dtype == np.uint64 and (beyond := np.flatnonzero(nodes > np.iinfo(np.int64).max)).size:
+            raise self._unknown(start + beyond[0], nodes[beyond[0]])  # it would become a negative number, such as -1
+        return np.array(nodes, dtype=np.int64)
 
     def _check(self, nodes: np.ndarray, start: int) -> None:
         bad = np.flatnonzero((nodes < (0 if self.neighbors is None else -1)) | (nodes >= self._total))
-        if not bad.size:
-            return
+        if bad.size:
+            raise self._unknown(start + bad[0], nodes[bad[0]])
+
+    def _unknown(self, line: int, node: int) -> ValueError:
         new = "-1 for a new node with --neighbors" if self.neighbors is None else "-1 for a new node"
-        raise ValueError(
-            f"nodes file {self.path}: line {start + bad[0]} names {nodes[bad[0]]}, expected 0 to"
-            f" {self._total - 1}, one of the {self._total} nodes of the training graph, or {new}"
+        return ValueError(
+            f"nodes file {self.path}: line {line} names {node}, expected 0 to {self._total - 1}, one of the"
+            f" {self._total} nodes of the training graph, or {new}"
         )
 
 

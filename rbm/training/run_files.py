@@ -1,5 +1,6 @@
 """The list of files that this package wrote into a run folder. Only these are ever removed."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +10,27 @@ from rbm.utils.files import read_json, write_json
 
 MARKER = "run.json"
 CHECKPOINT = "checkpoint.pt"
+# Besides models and tables. Other commands write other files into a run folder, also while a run is resumed.
+_OF_RUNS = {
+    *(CHECKPOINT, "auto.csv", "auto.yaml", "config.yaml", "inputs.json", "metrics.jsonl", "node_ids.csv"),
+    *("results.md", "student.json", "summary.json", "timings.json"),
+}
 _EVENTS = "tensorboard"  # a folder; only TensorBoard's event files in it are removed
+# What a run writes before its configuration or, with a search, before auto.yaml: locks, the list, and partial files.
+_FIRST = re.compile(rf"{re.escape(MARKER)}|\..+\.lock(\.pid)?|\.({re.escape(MARKER)}|(config|auto)\.yaml)-\w+\.partial")
 
 
 def begin_list(folder: Path) -> None:
     """Make ``folder`` a run folder: write the list, empty, unless it has one."""
     if not (folder / MARKER).is_file():
         write_json(folder / MARKER, {"format": 1, "files": []})
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether ``folder`` does not exist, is empty, or has only what a run leaves that was killed at its very start."""
+    if not folder.is_dir():
+        return not folder.exists()
+    return all(_FIRST.fullmatch(file.name) for file in folder.iterdir())
 
 
 def file_of(name: str, method: str | None, quantize: str | None = None) -> str:
@@ -33,7 +48,7 @@ def list_file(file: Path) -> None:
     """
     marker = file.parent / MARKER
     if marker.is_file() and file.name not in listed_files(file.parent):
-        with FileLock(file.parent / f".{MARKER}.lock"):  # two exports at once must both be listed
+        with _writing_list(file.parent):  # two exports at once must both be listed
             if file.name not in (names := listed_files(file.parent)):  # by another process in the meantime
                 write_json(marker, {"format": 1, "files": [*names, file.name]})
 
@@ -63,17 +78,28 @@ def remove_run(folder: Path) -> None:
     Raises:
         FileExistsError: see :func:`listed_files`; nothing was removed.
     """
+    if is_unused(folder):
+        for left in folder.glob(".*.partial"):
+            left.unlink()
+        return
     for file in list(_present(folder, listed_files(folder))):
         file.unlink(missing_ok=True)  # a list of an earlier version may have a name twice
     (folder / MARKER).unlink()
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what a killed run left of the large files that only a run writes; call it under the lock of the run."""
+    """Remove what a killed run left of the files that only a run writes; call it under the lock of the run."""
     for name in listed_files(folder):
-        if name == CHECKPOINT or name.endswith(".safetensors"):
+        if name in _OF_RUNS or name.endswith(".safetensors"):
             for left in _partials(folder, name):
                 left.unlink(missing_ok=True)
+    with _writing_list(folder):
+        for left in _partials(folder, MARKER):
+            left.unlink()
+
+
+def _writing_list(folder: Path) -> FileLock:
+    return FileLock(folder / f".{MARKER}.lock")
 
 
 def _present(folder: Path, names: list[str]) -> Iterator[Path]:

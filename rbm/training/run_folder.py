@@ -21,9 +21,9 @@ from rbm.datasets.encodings import hops
 from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.saved_student import STUDENT, check_described, describe, fill, find_student, read_description, rebuild
-from rbm.training.run_files import CHECKPOINT, begin_list, list_file, remove_partials, remove_run
+from rbm.training.run_files import CHECKPOINT, begin_list, is_unused, list_file, remove_partials, remove_run
 from rbm.utils.files import absolute, disk_errors, read_text, write_bytes, write_json
-from rbm.utils.locks import is_free, only_process
+from rbm.utils.locks import only_process
 from rbm.utils.tensor_files import check_finite, read_pickled, read_sealed, sealed, stored_checksum
 
 
@@ -77,13 +77,12 @@ class RunFolder:
     def __init__(self, path: Path | str, config: Config, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path = Path(path)
         check_place(self.path, resume, overwrite)
-        if resume:
+        if resume and (self.path / "config.yaml").is_file():
             _check_same(Config.from_yaml(self.path / "config.yaml"), config, self.path)
             begin_list(self.path)
             remove_partials(self.path)
         else:
-            if not is_free(self.path):
-                remove_run(self.path)
+            remove_run(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             begin_list(self.path)
             self.write_text("config.yaml", config.to_yaml())
@@ -167,8 +166,13 @@ def open_run(path: Path | str, config: Config, *, resume: bool = False, overwrit
 
 
 def check_place(path: Path, resume: bool, overwrite: bool, config_file: str = "config.yaml") -> None:
-    """Raise if there is nothing to resume (no ``config_file``), or if files would be overwritten without permission."""
-    if resume and not (path / config_file).is_file():
+    """Raise if there is nothing to resume (no ``config_file``), or if files would be overwritten without permission.
+
+    A run that was killed before it wrote its ``config_file`` lost nothing: it is resumed from its beginning, and a new
+    run may take its folder.
+    """
+    was_begun = path.is_dir() and any(path.iterdir()) and is_unused(path)
+    if resume and not was_begun and not (path / config_file).is_file():
         raise FileNotFoundError(
             f"run folder {path} has no {config_file}: there is no run to resume{_mistaken(path, config_file)}"
         )
@@ -176,7 +180,7 @@ def check_place(path: Path, resume: bool, overwrite: bool, config_file: str = "c
         raise ValueError(f"run folder {path}: resume continues its run and overwrite replaces it; expected one of them")
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"run folder {path} is a file; use another --out")
-    if not resume and not overwrite and not is_free(path):
+    if not resume and not overwrite and not is_unused(path):
         raise FileExistsError(
             f"run folder {path} exists and is not empty;"
             " use --resume to continue it, --overwrite to replace it, or another --out"
@@ -189,8 +193,8 @@ def _mistaken(path: Path, config_file: str) -> str:
         return "; its search is not over: resume with auto (--auto)"
     if config_file == "auto.yaml" and (path / "config.yaml").is_file():
         return " with auto; its run was started without a search: leave auto out, or use another --out"
-    # A new run refuses a folder with files and advises --resume, which a run that was killed at its start cannot do.
-    return "; start it anew with --overwrite instead of --resume" if path.is_dir() and not is_free(path) else ""
+    # A new run refuses a folder with files and advises --resume.
+    return "; start it anew with --overwrite instead of --resume" if not is_unused(path) else ""
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:

@@ -7,10 +7,19 @@ distill --method NAME``), in experiments and in their worker processes.
 
 import hashlib
 import importlib.util
+import inspect
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+# What a plugin may add to: module and name of a dictionary, and what its entries are called.
+_REGISTRIES = (
+    ("rbm.distillation.registry", "METHODS", "method"),
+    ("rbm.teachers", "TEACHERS", "teacher"),
+    ("rbm.datasets", "DATASETS", "dataset"),
+)
 _loaded: list[str] = []
 
 
@@ -19,7 +28,8 @@ def load_plugin(path: Path | str) -> None:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: it is not a ``.py`` file, or it raises an error.
+        ValueError: it is not a ``.py`` file, it raises an error, or what it adds is of another kind than expected or
+            has the name of a method, teacher or dataset of the package.
     """
     path = Path(path).resolve()
     if str(path) in _loaded:
@@ -32,15 +42,52 @@ def load_plugin(path: Path | str) -> None:
     name = f"rbm_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
+    registries = [(getattr(import_module(place), entries), kind) for place, entries, kind in _REGISTRIES]
+    before = [dict(entries) for entries, _ in registries]
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+        for (entries, kind), known in zip(registries, before, strict=True):
+            _check_added(kind, entries, known)
     except (Exception, SystemExit) as error:
+        for (entries, _), known in zip(registries, before, strict=True):
+            entries.clear()
+            entries.update(known)
         del sys.modules[name]
         line = error.lineno if isinstance(error, SyntaxError) else _line(error, path)
         place = "" if line is None else f" in line {line}"
         raise ValueError(f"plugin {path} failed{place}: {type(error).__name__}: {error}") from error
     _loaded.append(str(path))
+
+
+def _check_added(kind: str, entries: dict[str, Any], before: dict[str, Any]) -> None:
+    """Raise unless all entries that are new are what entries of this kind must be, and none replaces the package's."""
+    for name, entry in entries.items():
+        known = before.get(name)
+        if known is entry:
+            continue
+        # A class or a function is of the package if its module is; a named graph, if it has no loader.
+        made_by = known if kind == "teacher" else getattr(known, "train" if kind == "method" else "loader", None)
+        if known is not None and getattr(made_by, "__module__", "rbm.").startswith("rbm."):
+            raise ValueError(f"{kind} {name!r} is the package's; give yours another name")
+        fits, expected = _expected(kind, entry)
+        if not fits:
+            shown = entry.__name__ if inspect.isclass(entry) else f"a {type(entry).__name__}"
+            raise TypeError(f"{kind} {name!r} is {shown}, expected {expected}")
+
+
+def _expected(kind: str, entry: Any) -> tuple[bool, str]:
+    """Whether an entry is what it must be, and a description of that."""
+    from torch import nn
+
+    if kind == "teacher":
+        fits = inspect.isclass(entry) and issubclass(entry, nn.Module) and entry.forward is not nn.Module.forward
+        return fits, "a subclass of torch.nn.Module with a method forward(x, edge_index)"
+    place, name = {
+        "method": ("rbm.distillation.registry", "Method"),
+        "dataset": ("rbm.datasets", "DatasetInfo"),
+    }[kind]
+    return isinstance(entry, getattr(import_module(place), name)), f"a {name} of {place}"
 
 
 def _line(error: BaseException, path: Path) -> int | None:

@@ -6,7 +6,7 @@ logits with such a column, then refer to nodes by these ids. Ids are compared as
 
 import codecs
 import csv
-import io
+import hashlib
 import logging
 import re
 from pathlib import Path
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from rbm.datasets.readers.parquet import TextColumnError, check_columns, is_list, numbers
 from rbm.datasets.readers.text import is_number
-from rbm.utils.files import optional
+from rbm.utils.files import optional, read_json
 
 if TYPE_CHECKING:
     import pyarrow
 
 COLUMNS = ("id", "node_id")
 FILE = "node_ids.csv"  # in a run folder
+INPUTS, IDS = "inputs.json", "node_ids"  # there too: hashes of what a run was given; the one of its ids
 NEW = -1  # a row that is no node
 _NAMED = 5
 _LONGEST_LINE = 2**28
@@ -79,22 +80,34 @@ class NodeIds:
 
     def to_csv(self) -> str:
         """The content of :data:`FILE`: a header, then one id per line, in the order of the nodes."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([COLUMNS[0]])
-        writer.writerows([name] for name in self.names.to_pylist())
-        return text.getvalue()
+        return "".join(f"{_quoted(name)}\n" for name in (COLUMNS[0], *self.names.to_pylist()))
+
+    def checksum(self) -> str:
+        """A hash of the ids and their order, in hexadecimal digits."""
+        return hashlib.sha256(self.to_csv().encode()).hexdigest()[:16]
 
     @classmethod
     def of_run(cls, run: Path | str, nodes: int | None = None) -> "NodeIds | None":
-        """The ids in a run folder, or None if its graph has none. ValueError if they are not of ``nodes`` nodes."""
-        path = Path(run) / FILE
+        """The ids in a run folder, or None if its graph has none.
+
+        Raises:
+            ValueError: they are not as the run wrote them, or not those of ``nodes`` nodes.
+        """
+        path, inputs = Path(run) / FILE, Path(run) / INPUTS
         ids = cls(_texts(path, header=True)[0], path) if path.is_file() else None
         if ids is not None and nodes not in (None, len(ids)):
             raise ValueError(
                 f"{path} has {len(ids)} ids, and the graph of the run {nodes} nodes; restore the run folder"
             )
+        stored = read_json(inputs).get(IDS) if inputs.is_file() else None  # runs of earlier versions have none
+        if stored is not None and (ids is None or ids.checksum() != stored):
+            raise ValueError(f"{path} is missing, or not as the run wrote it; restore the run folder")
         return ids
+
+
+def _quoted(name: str) -> str:
+    """A field of a ``.csv`` file. Python's writer leaves a carriage return bare, and readers end the line there."""
+    return '"' + name.replace('"', '""') + '"' if re.search(r'[",\r\n]', name) else name
 
 
 def id_column(path: Path) -> str | None:
@@ -314,12 +327,15 @@ def _separator(line: str) -> str:
 
 def _texts(path: Path, *, header: bool = False) -> list["pyarrow.Array"]:
     """The columns of a table as text; all lines of a ``.csv`` without ``header``."""
-    table = _read(path, header=header)
+    table = _read(path, header=header, lines_in_ids=path.name == FILE)
     return [_as_text(path, name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
 
 
-def _read(path: Path, *, texts: list[str] | None = None, header: bool) -> "pyarrow.Table":
-    """A table; columns of a ``.csv`` named in ``texts`` are text, by default all. ``header`` is about ``.csv`` only."""
+def _read(path: Path, *, texts: list[str] | None = None, header: bool, lines_in_ids: bool = False) -> "pyarrow.Table":
+    """A table; columns of a ``.csv`` named in ``texts`` are text, by default all. ``header`` is about ``.csv`` only.
+
+    Fields with line breaks (``lines_in_ids``) may be anywhere; without it, they must not be at the end of a block.
+    """
     pyarrow = optional("pyarrow", "files", f"{path} with ids of nodes", "or number the nodes from 0")
     from pyarrow import csv as tables
     from pyarrow import parquet
@@ -333,7 +349,7 @@ def _read(path: Path, *, texts: list[str] | None = None, header: bool) -> "pyarr
         return tables.read_csv(
             path,
             read_options=tables.ReadOptions(column_names=names, skip_rows=int(header)),
-            parse_options=tables.ParseOptions(delimiter=_separator(_first_line(path))),
+            parse_options=tables.ParseOptions(delimiter=_separator(_first_line(path)), newlines_in_values=lines_in_ids),
             convert_options=tables.ConvertOptions(column_types=types),
         )
     except Exception as error:  # a damaged file raises nearly anything

@@ -18,6 +18,7 @@ from rbm.utils.arrays import check_memory
 
 CHUNK_BYTES = 2**24
 _LONGEST_LINE = 2**28
+_EMPTY = "line {} is empty, expected numbers; remove it, or write the missing row"
 
 _TO_SPACES = bytes.maketrans(b",\t\r\n", b"    ")
 _NO_SEPARATORS = bytes(set(range(256)) - set(b",\n"))
@@ -73,10 +74,12 @@ def read_chunks(path: Path, dtype: type, *, columns: int | None = None, header: 
                     text = text.removeprefix(codecs.BOM_UTF8)  # otherwise the first line would be taken for a header
                     if header:
                         text, names = _without_header(text)
-                if not text:
+                if not text.strip():
                     continue
                 if line == 1:
                     line, found = 1 + (names is not None), len(_fields(text.partition(b"\n")[0]))
+                    if not text.partition(b"\n")[0].strip():
+                        raise ValueError(_EMPTY.format(line))
                     if columns is not None and found != columns:
                         raise ValueError(f"line {line} has {found} columns, expected {columns}")
                     columns = found
@@ -158,6 +161,8 @@ def _odd_line(text: bytes, line: int) -> str:
 def _short_line(text: bytes, columns: int, line: int) -> str:
     """Describe the first line with more or fewer numbers than ``columns``, with a hint if a field is empty."""
     for number, fields in enumerate(text.split(b"\n"), line):
+        if not fields.strip():
+            return _EMPTY.format(number)
         if (found := len(_fields(fields))) != columns:
             gap = any(not field.strip() for field in fields.split(b",")) and fields.count(b",") == columns - 1
             hint = "; a field is empty: fill in the missing number" if gap else ""

@@ -22,7 +22,7 @@ from rbm.distillation.auto.space import Space
 from rbm.training.run_files import begin_list, list_file, remove_run
 from rbm.training.run_folder import check_place
 from rbm.utils.files import read_yaml, write_csv, write_text
-from rbm.utils.locks import is_free, only_process
+from rbm.utils.locks import only_process
 from rbm.utils.studies import import_optuna, open_trials
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class AutoFolder:
 
     def __init__(self, path: Path, description: dict[str, Any], *, resume: bool) -> None:
         self.path, self.description = path, description
-        if not resume and not is_free(path):
+        resume = resume and (path / BEGUN).is_file()  # it may have been killed before
+        if not resume:
             remove_run(path)
         begin_list(path)
         for name in (BEGUN, *_FILES):

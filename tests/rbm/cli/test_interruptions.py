@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from rbm_process import RbmProcess, interruptible
 
+from rbm.cli.errors import advise_resuming
+
 pytestmark = pytest.mark.slow
 QUICK = ["--set", "teacher.max_epochs=3", "--set", "encoding.deepwalk=false", "--no-plots", "--method", "rbm"]
 LONG = [*QUICK, "--set", "rbm.max_epochs=100000", "--set", "rbm.patience=100000"]
@@ -73,3 +75,20 @@ def test_worker_processes_end_with_an_interrupted_command(tmp_path):
     finally:
         with suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("stored", [(), ("config.yaml",), ("auto.yaml",)])
+def test_a_run_without_settings_is_continued_by_the_same_command(tmp_path, stored):
+    for name in stored:
+        (tmp_path / name).touch()
+    needs = [tmp_path / "config.yaml", tmp_path / "auto.yaml"]
+    with pytest.raises(KeyboardInterrupt) as stop, advise_resuming("another command", needs):
+        raise KeyboardInterrupt
+    assert stop.value.advice.endswith("continue by another command" if stored else "continue by the same command")
+
+
+def test_settings_that_a_killed_run_did_not_store_are_asked_for(command, tmp_path):
+    (tmp_path / ".run.lock").touch()
+    status, _, err = command("distill", "--out", tmp_path, "--resume")
+    assert status == 2
+    assert "its run ended before it stored its settings; repeat the whole command that started it" in err

@@ -1,5 +1,6 @@
 """Graphs whose nodes have ids: edges, labels, masks and logits in tables refer to nodes by these."""
 
+import json
 import re
 import shutil
 
@@ -261,13 +262,35 @@ def test_a_column_of_names_is_pointed_out(tmp_path):
 
 
 def test_ids_of_a_run(tmp_path):
-    ids = NodeIds(pyarrow.array([*NAMES, 'with "quotes", and commas']), tmp_path)
-    (tmp_path / "node_ids.csv").write_text(ids.to_csv(), encoding="utf-8")
+    broken = ("a\rb", "a\nb", "a\r\nb", "a\u2028b")
+    ids = NodeIds(pyarrow.array([*NAMES, *broken, 'with "quotes", and commas']), tmp_path)
+    (tmp_path / "node_ids.csv").write_bytes(ids.to_csv().encode())
     again = NodeIds.of_run(tmp_path)
     assert again.names.equals(ids.names)
     assert again.rows(pyarrow.array(["7", "nobody"])).tolist() == [3, -1]
     assert again.of(np.array([4, -1])) == ["e", ""]
     assert NodeIds.of_run(tmp_path / "elsewhere") is None
+
+
+def test_line_breaks_in_many_ids(tmp_path):
+    """One of them is at the end of a block of the reader, which has a megabyte."""
+    ids = NodeIds(pyarrow.array([f"{number}\n{'-' * 90}" for number in range(30_000)]), tmp_path)
+    (tmp_path / "node_ids.csv").write_bytes(ids.to_csv().encode())
+    assert NodeIds.of_run(tmp_path).names.equals(ids.names)
+
+
+@pytest.mark.parametrize("damage", ["swapped", "missing"])
+def test_ids_that_are_not_those_of_the_run(tmp_path, damage):
+    ids = NodeIds(pyarrow.array(["a", "b", "c"]), tmp_path)
+    (tmp_path / "inputs.json").write_text(json.dumps({"node_ids": ids.checksum()}))
+    (tmp_path / "node_ids.csv").write_text(ids.to_csv())
+    assert NodeIds.of_run(tmp_path, 3).names.equals(ids.names)
+    if damage == "missing":
+        (tmp_path / "node_ids.csv").unlink()
+    else:
+        (tmp_path / "node_ids.csv").write_text("id\nb\na\nc\n")
+    with pytest.raises(ValueError, match=r"node_ids\.csv is missing, or not as the run wrote it; restore the run"):
+        NodeIds.of_run(tmp_path, 3)
 
 
 @pytest.fixture(scope="module")

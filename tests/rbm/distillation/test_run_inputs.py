@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rbm
+from rbm.datasets.readers.node_ids import IDS, NodeIds
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +81,26 @@ def test_a_run_of_an_earlier_version_gets_hashes_when_it_is_resumed(small_graph,
     stored.unlink()
     rbm.distill(small_graph, **options, resume=True)
     assert json.loads(stored.read_text()) == known
+
+
+def test_a_run_is_not_resumed_with_other_ids(small_graph, quick, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    names = [f"user_{number}" for number in range(small_graph.num_nodes)]
+    graph, other = small_graph.clone(), small_graph.clone()
+    for data, texts in ((graph, names), (other, names[::-1])):
+        data.node_ids = NodeIds(pyarrow.array(texts), tmp_path)
+    options = {"config": quick, "methods": ["rbm"], "folder": tmp_path / "run", "labels_alone": False, "console": None}
+    rbm.distill(graph, **options)
+    with pytest.raises(ValueError, match="was started with another node_ids; resume with the same"):
+        rbm.distill(other, **options, resume=True)
+    rbm.distill(graph, **options, resume=True)
+    # An earlier version stored no checksum of them.
+    path = tmp_path / "run" / "inputs.json"
+    path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != IDS}))
+    rbm.distill(graph, **options, resume=True)
+
+
+def test_an_attribute_that_is_called_as_ids_are(small_graph, quick, tmp_path):
+    small_graph.node_ids = torch.arange(small_graph.num_nodes)
+    rbm.distill(small_graph, config=quick, methods=["rbm"], folder=tmp_path / "run", console=None)
+    assert not (tmp_path / "run" / "node_ids.csv").exists()

@@ -163,10 +163,13 @@ def test_unsigned_rows_in_any_order(run, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "uint64.npy"), np.load(tmp_path / "int64.npy"))
 
 
-def test_only_minus_one_is_a_new_node(run, tmp_path):
-    save(tmp_path, nodes=np.array([-2, *range(1, ROWS)]), edges=np.array([[0, 1]]))
+@pytest.mark.parametrize(
+    "nodes", [np.array([-2, *range(1, ROWS)]), np.array([2**64 - 1, *range(1, ROWS)], dtype=np.uint64)]
+)
+def test_only_minus_one_is_a_new_node(run, tmp_path, nodes):
+    save(tmp_path, nodes=nodes, edges=np.array([[0, 1]]))
     files = {"nodes": tmp_path / "nodes.npy", "neighbors": tmp_path / "edges.npy"}
-    with pytest.raises(ValueError, match=r"line 0 names -2, expected 0 to 29, .*, or -1 for a new node$"):
+    with pytest.raises(ValueError, match=rf"line 0 names {nodes[0]}, expected 0 to 29, .*, or -1 for a new node$"):
         predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy", **files)
 
 

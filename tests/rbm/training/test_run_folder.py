@@ -93,15 +93,16 @@ def test_overwrite_removes_what_the_run_wrote_alone(folder):
     assert left == {"run.json", "config.yaml", *FOREIGN[1:-2]}
 
 
-def test_resume_removes_what_a_killed_run_left_of_its_large_files(folder):
+def test_resume_removes_what_a_killed_run_left_of_its_files(folder):
     folder.save_phase("teacher", torch.nn.Linear(2, 2), {})
     folder.save_checkpoint({})
-    left = [folder.path / f".{name}-x1.partial" for name in ("teacher.safetensors", "checkpoint.pt")]
+    names = ("teacher.safetensors", "checkpoint.pt", "metrics.jsonl", "run.json")
+    left = [folder.path / f".{name}-x1.partial" for name in names]
     others = [folder.path / f".{name}-x1.partial" for name in ("student.pt2", "model.safetensors")]
     for file in left + others:
         file.write_text("half")
     RunFolder(folder.path, Config(), resume=True)
-    assert [file.exists() for file in left + others] == [False, False, True, True]
+    assert [file.exists() for file in left + others] == [False] * 4 + [True, True]
 
 
 @pytest.mark.parametrize("names", [["../outside"], ["/etc/outside"], "config.yaml", [3], None])
@@ -123,10 +124,24 @@ def test_resume_needs_the_same_configuration(folder, tmp_path):
 
 
 def test_a_run_that_was_killed_at_its_start(folder):
-    """It has its list of files, and no configuration yet."""
+    """It has its list of files, perhaps half a configuration, and nothing to lose."""
+    for again in ({"resume": True}, {}, {"overwrite": True}):
+        (folder.path / "config.yaml").rename(folder.path / ".config.yaml-0123456789abcdef.partial")
+        for name in (".run.lock", ".run.lock.pid", ".run.json-0123456789abcdef.partial"):
+            (folder.path / name).touch()
+        RunFolder(folder.path, Config().updated({"seed": 3}), **again)
+        assert Config.from_yaml(folder.path / "config.yaml").seed == 3
+        assert not list(folder.path.glob("*.partial"))
+
+
+def test_a_run_that_lost_its_configuration(folder):
+    """Its models may be those of other settings."""
+    folder.save_tensors("teacher", {"weight": torch.zeros(1)})
     (folder.path / "config.yaml").unlink()
     with pytest.raises(FileNotFoundError, match="no run to resume; start it anew with --overwrite instead of --resume"):
         RunFolder(folder.path, Config(), resume=True)
+    with pytest.raises(FileExistsError, match="exists and is not empty"):
+        RunFolder(folder.path, Config())
     RunFolder(folder.path, Config(), overwrite=True)
 
 

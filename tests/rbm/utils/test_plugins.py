@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from rbm_process import RbmProcess
 
+from rbm.datasets import DATASETS
+from rbm.distillation.registry import METHODS
+from rbm.teachers import TEACHERS
 from rbm.utils.plugins import load_plugin
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -147,3 +150,24 @@ def test_what_is_no_plugin(tmp_path):
     (tmp_path / "mine.py").write_bytes(b"x = 1\0")  # Python names no line
     with pytest.raises(ValueError, match=r"mine\.py failed: (Syntax|Value)Error: source code string cannot contain"):
         load_plugin(tmp_path / "mine.py")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("METHODS['mine'] = lambda task: None", "method 'mine' is a function, expected a Method of rbm.distillation"),
+        ("METHODS['mlp'] = METHODS['glnn']", "method 'mlp' is the package's; give yours another name"),
+        ("TEACHERS['sage'] = TEACHERS['gcn']", "teacher 'sage' is the package's"),
+        ("TEACHERS['mine'] = nn.Module", r"teacher 'mine' is Module, expected a subclass of torch.nn.Module with a me"),
+        ("TEACHERS['mine'] = nn.Linear(1, 1)", "teacher 'mine' is a Linear, expected a subclass of torch.nn.Module"),
+        ("DATASETS['cora'] = DATASETS['citeseer']", "dataset 'cora' is the package's"),
+        ("DATASETS['mine'] = print", "dataset 'mine' is a builtin_function_or_method, expected a DatasetInfo of rbm"),
+    ],
+)
+def test_entries_of_another_kind_or_name_are_refused_and_removed(tmp_path, line, message):
+    before = [dict(entries) for entries in (METHODS, TEACHERS, DATASETS)]
+    text = "from torch import nn\nfrom rbm.datasets import DATASETS\nfrom rbm.distillation.registry import METHODS\n"
+    (tmp_path / "mine.py").write_text(f"{text}from rbm.teachers import TEACHERS\n{line}\n")
+    with pytest.raises(ValueError, match=message):
+        load_plugin(tmp_path / "mine.py")
+    assert before == [METHODS, TEACHERS, DATASETS]
