@@ -36,10 +36,13 @@ ARCHITECTURES = (80, 90)
 # with the usual shapes here: CI runs all shapes with one version.
 CHOSEN_TESTS = "not slow", "not (kernels.py or passes.py or properties.py or twin_run.py) or usual"
 TESTS = ("tests/test_import.py", "tests/test_build.py", "tests/rbm_kernels/test_*.py", "tests/rbm/**/test_*layer*.py")
-# With the lower bounds: tests that read files, split, encode, train and plot, and so use every dependency.
-LOWEST_TESTS = tuple(
+# Tests that read files, split, encode, train, plot and serve, and so use every dependency.
+TESTS += tuple(
     f"tests/rbm/**/test_{name}.py"
-    for name in ("datasets", "user_graph", "splits", "sparse_rows", "encodings", "statistics", "plots", "run_folder")
+    for name in (
+        *("datasets", "foreign_matrices", "user_graph", "splits", "sparse_rows", "encodings", "statistics", "plots"),
+        *("run_folder", "server_process"),
+    )
 )
 QUICK_DISTILLATION = tuple(
     argument
@@ -210,8 +213,7 @@ def check_environment(check: Check, options: argparse.Namespace) -> None:
         summary = json.loads((out / "summary.json").read_text())
         say(f"5 epochs on digits, test accuracy {summary['rbm']['test_accuracy']:.3f}")
     with check.stage("tests") as say:
-        chosen = TESTS + (LOWEST_TESTS if options.lowest else ())
-        found = {pattern: sorted(tree.glob(pattern)) for pattern in chosen}
+        found = {pattern: sorted(tree.glob(pattern)) for pattern in TESTS}
         if not all(found.values()):
             raise CheckError(f"no file of tests matches {' or '.join(key for key in found if not found[key])}")
         files = dict.fromkeys(str(path.relative_to(tree)) for paths in found.values() for path in paths)

@@ -1,5 +1,7 @@
 """The command line. ``rbm --help`` lists the commands; related commands share a module of this package."""
 
+import os
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,8 @@ from rbm.cli.options import console
 from rbm.cli.report import report
 from rbm.cli.serving import export, latency, predict, serve
 from rbm.cli.tuning import tune
+
+_OF_SCRIPTED_CLASS = "`torch.jit.script` is deprecated"
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -55,4 +59,9 @@ for _command in (distill, experiment, reproduce, table, tune, report, predict, e
 
 def main() -> None:
     """Entry point of the program ``rbm``."""
+    # PyTorch Geometric scripts a class of its own when it is imported, of which PyTorch 2.14 and newer warn. The
+    # variable is for worker processes.
+    warnings.filterwarnings("ignore", message=_OF_SCRIPTED_CLASS, category=FutureWarning)
+    kept = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [f"ignore:{_OF_SCRIPTED_CLASS}:FutureWarning", kept]))
     app()

@@ -7,6 +7,7 @@ the checksum. Files of version 0.1.0 have no checksum and are accepted unchecked
 import hashlib
 import json
 import pickle
+import traceback
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -128,6 +129,13 @@ class PicklesError(ValueError):
     """A pickle contains more than tensors, containers and allowed classes."""
 
 
+class SparseTensorError(ValueError):
+    """A sparse tensor in a file is not sound, or has unsorted or repeated columns: PyTorch 2.14 and newer refuse it.
+
+    The message is a sentence without its subject, the file.
+    """
+
+
 def read_pickled(path: Path, allowed: Iterable[type] = (), *, device: str | None = "cpu") -> Any:
     """Read a file written by ``torch.save``, memory-mapped; no code in it can run.
 
@@ -138,6 +146,7 @@ def read_pickled(path: Path, allowed: Iterable[type] = (), *, device: str | None
 
     Raises:
         PicklesError: it contains another class.
+        SparseTensorError: PyTorch refuses a sparse tensor in it.
         ValueError: it has another format, is damaged, or would be larger than the file. Messages give the reason
             without the file's name.
     """
@@ -147,10 +156,20 @@ def read_pickled(path: Path, allowed: Iterable[type] = (), *, device: str | None
         if archive := zipfile.is_zipfile(path):
             _check_archive(path)
         with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR")  # PyTorch's beta notice, no fault of the file
+            # PyTorch's notices, no fault of the file: CSR is in beta, and checking sparse tensors takes time.
+            warnings.filterwarnings("ignore", message="Sparse CSR|Validating sparse")
             return torch.load(path, map_location=device, weights_only=True, mmap=archive)
     except pickle.UnpicklingError as error:
         raise PicklesError(first_line(error)) from error
+    except RuntimeError as error:
+        called = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+        if "_validate_loaded_sparse_tensors" not in called:
+            raise ValueError(first_line(error)) from error
+        raise SparseTensorError(
+            f"holds a sparse tensor that PyTorch {torch.__version__} refuses ({first_line(error)}); if columns are"
+            " only unsorted or repeated, torch.load with weights_only=False, and torch.save"
+            " x.to_dense().to_sparse_csr()"
+        ) from error
     except Exception as error:  # a damaged pickle raises nearly anything
         raise ValueError(first_line(error)) from error
 

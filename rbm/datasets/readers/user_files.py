@@ -29,7 +29,7 @@ from rbm.datasets.readers.parquet import TextColumnError, check_columns, numbers
 from rbm.datasets.readers.text import read_table
 from rbm.utils.arrays import check_memory, open_npy, pickled_arrays, read_npz
 from rbm.utils.files import optional
-from rbm.utils.tensor_files import PicklesError, read_pickled
+from rbm.utils.tensor_files import PicklesError, SparseTensorError, read_pickled
 
 # Each part of a graph and its accepted names, for all file formats.
 NAMES = {
@@ -111,6 +111,8 @@ def _read_saved(path: Path) -> dict[str, Any]:
             f"dataset: {path} holds more than tensors and a PyG Data, or is corrupt, and is not opened, since a pickle "
             f"may run any code ({error}). Save a plain graph: torch.save(Data(x=..., edge_index=..., y=...), path)"
         ) from error
+    except SparseTensorError as error:
+        raise ValueError(f"dataset: {path} {error}") from error
     except ValueError as error:
         raise ValueError(f"dataset: {path} is not a file written by torch.save: {error}") from error
     if isinstance(saved, tuple) and len(saved) > 1 and isinstance(saved[0], Data | dict):
