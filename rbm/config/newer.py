@@ -98,12 +98,15 @@ class TINEDConfig(GLNNConfig):
 
 @section
 class TINEDPlusConfig(TINEDConfig):
-    """TINED with encodings, adversarial inputs and similarity to the teacher's hidden layer, as in NOSMOG."""
+    """TINED with encodings, adversarial inputs and similarity to the teacher's hidden layer, as in NOSMOG.
+
+    ``similarity_weight`` is as in :class:`~rbm.config.baselines.NOSMOGConfig`.
+    """
 
     adversarial_weight: NonNegative = 0.1
     adversarial_eps: Positive = 0.04
     adversarial_steps: Count = 5
-    similarity_weight: NonNegative = 0.001
+    similarity_weight: NonNegative = 1e-6
     encoding: EncodingConfig = field(default_factory=EncodingConfig)
 
 
