@@ -48,11 +48,11 @@ def gain(first: Cells, second: Cells) -> Gain:
         seeds = first[cell].keys() & second[cell].keys()
         if seeds:
             # The rounding of a subtraction is no spread, on which a p-value could rest.
-            found[cell] = [round(first[cell][seed] - second[cell][seed], 9) for seed in sorted(seeds)]
+            found[cell] = [_rounded(first[cell][seed] - second[cell][seed]) for seed in sorted(seeds)]
     if not found:
         raise ValueError("no graph, setting and seed that both have; a comparison needs the same runs of both")
-    means = {cell: statistics.fmean(values) for cell, values in sorted(found.items())}
-    difference, pairs = statistics.fmean(means.values()), sum(map(len, found.values()))
+    means = {cell: _rounded(statistics.fmean(values)) for cell, values in sorted(found.items())}
+    difference, pairs = _rounded(statistics.fmean(means.values())), sum(map(len, found.values()))
     if min(map(len, found.values())) < 2:
         return Gain(difference, float("nan"), float("nan"), means, pairs)
     # Variances of the cells' means; the joint mean is their average.
@@ -63,6 +63,10 @@ def gain(first: Cells, second: Cells) -> Gain:
         return Gain(difference, 0.0, 1.0 if difference == 0 else float("nan"), means, pairs)
     freedom = total**2 / sum(part**2 / free for part, free in parts)
     return Gain(difference, error, float(2 * student_t.sf(abs(difference / error), freedom)), means, pairs)
+
+
+def _rounded(points: float) -> float:
+    return round(points, 9) + 0.0  # never -0.0, which a table would print
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -276,9 +276,10 @@ def _search_rows(path: Path) -> Any:
 
 
 def _make_rows(folder: Path) -> None:
-    from rbm.experiments.results import COLUMNS
+    from rbm.experiments.results import ACCURACIES, COLUMNS
 
-    rows = [",".join(f"{name}{i}" for name in COLUMNS) for i in range(3)]
+    numbers = {"seed": "{}", **dict.fromkeys(ACCURACIES, "0.9{}")}
+    rows = [",".join(numbers.get(name, name + "{}").format(i) for name in COLUMNS) for i in range(3)]
     (folder / "rows.csv").write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
 
 
