@@ -138,10 +138,9 @@ def _header_problem(found: Sequence[str]) -> str:
     surplus = [name for name in found if name not in COLUMNS]
     if not missing and not surplus:
         return "has the columns in another order"
-    parts = [f"lacks the columns {','.join(missing)}"] if missing else []
-    return " and ".join(
-        [*parts, *([f"has the columns {', '.join(map(repr, surplus))}, which no result has"] if surplus else [])]
-    )
+    lacks = f"lacks the columns {','.join(missing)}" if missing else ""
+    has = f"has the columns {', '.join(map(repr, surplus))}, which no result has" if surplus else ""
+    return " and ".join(filter(None, [lacks, has]))
 
 
 def _row_problem(row: dict[str, str]) -> str:
