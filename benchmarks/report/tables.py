@@ -30,7 +30,8 @@ from benchmarks.report.medians import (
 
 PAGES = (
     *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", ROOT / "benchmarks" / "TRAINING.md"),
-    *(ROOT / "docs" / f"{name}.md" for name in ("auto", "choose", "results", "experts", "experts-evidence", "verdict")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("auto", "choose", "results", "newer", "newer-evidence")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("experts", "experts-evidence", "verdict")),
 )
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = (
