@@ -119,6 +119,4 @@ def check_devices(op: str, **tensors: Tensor | None) -> None:
 def check_top_k(op: str, k: int, num_experts: int) -> None:
     """Raise ValueError unless ``1 <= k <= num_experts``."""
     if not 1 <= k <= num_experts:
-        raise ValueError(
-            f"rbm::{op}: k is {k}, expected between 1 and the number of experts, {num_experts} (the rows of memory)"
-        )
+        raise ValueError(f"rbm::{op}: k is {k}, expected between 1 and the number of experts, {num_experts}")

@@ -331,3 +331,9 @@ def test_sets_that_64_bits_do_not_number_are_refused_before_memory_is_asked_for(
     """A table of binomials for half of a million experts would take terabytes."""
     with pytest.raises(RuntimeError, match=rf"more than 2\^63 sets of {k} of {num_experts} experts, too many to rank"):
         expert_order(torch.arange(k, dtype=torch.int32)[None], num_experts)
+
+
+def test_more_choices_than_experts():
+    """The message called the experts rows of a memory, which expert_order does not take."""
+    with pytest.raises(ValueError, match=r"expert_order: k is 3, expected between 1 and the number of experts, 2$"):
+        expert_order(torch.zeros(4, 3, dtype=torch.int32), 2)
