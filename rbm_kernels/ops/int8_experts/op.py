@@ -70,7 +70,7 @@ def routed_matmul_int8(
 
     Returns:
         ``y [B, N]``, float32. A row with a non-finite number gets NaN in all its outputs. A row in which no absolute
-        value reaches 1e-30 gets the biases.
+        value reaches 1e-30 gets the gated biases.
 
     Raises:
         TypeError: a dtype that is not listed above.

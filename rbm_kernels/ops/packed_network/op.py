@@ -58,9 +58,9 @@ def packed_network(x: Tensor, network: Tensor, out_features: int) -> Tensor:
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not match.
+        ValueError: shapes that do not match, or ``network`` is not a packed network.
         RuntimeError: a gradient is needed (gradients are enabled, and an argument requires one); or ``network`` was
-            packed on another processor, or is not a packed network.
+            packed on another processor, or is only a part of a packed network.
     """
     return _call(x, network, out_features)
 

@@ -29,9 +29,10 @@ def routed_matmul(
     """Route each row and send it through its experts: the whole forward of a layer (paper, Eqs. 3 and 5) in one call.
 
     Equals ``expert_matmul(x, weight, bias, gates, experts)`` with the gates and experts of
-    ``cosine_topk(x, memory, k, temperature=temperature)``. It is made for inference: on the CPU, and on CUDA up to 64
-    rows, nothing is written except the result. If a gradient is needed (gradients are enabled, and ``x``, ``weight`` or
-    ``bias`` requires one), those two operators run instead, because they save what the backward pass needs.
+    ``cosine_topk(x, memory, k, temperature=temperature)``. It is made for inference with few rows (up to 64 on CUDA),
+    for which the result is the only tensor made. Those two operators run for more rows, and if a gradient is needed
+    (gradients are enabled, and ``x``, ``weight`` or ``bias`` requires one), because they save what the backward pass
+    needs.
 
     Args:
         x: rows ``[B, D]``; float64, float32, bfloat16 or float16. ``B`` may be 0.
@@ -42,9 +43,8 @@ def routed_matmul(
         temperature: divides the cosines before the softmax; positive.
 
     Returns:
-        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in at least float32. On CUDA up to 64 rows,
-        non-finite numbers in ``weight`` or ``bias`` only affect the rows that use their expert; for more rows they
-        spread as in :func:`rbm_kernels.expert_matmul`.
+        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in at least float32. A non-finite number in
+        ``weight`` or ``bias`` affects the same rows as in :func:`rbm_kernels.expert_matmul`.
 
     Raises:
         TypeError: a dtype that is not listed above.
