@@ -14,10 +14,13 @@ def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def check_dtype(op: str, name: str, tensor: Tensor, expected: tuple[torch.dtype, ...]) -> None:
-    """Raise TypeError unless ``tensor`` is one, and its dtype one of ``expected``."""
+    """Raise TypeError unless ``tensor`` is a dense tensor, and its dtype one of ``expected``."""
     if not isinstance(tensor, Tensor):
         remedy = "" if tensor is None else f"; use torch.as_tensor({name})"
         raise TypeError(f"rbm::{op}: {name} is a {type(tensor).__name__}, expected a tensor{remedy}")
+    if tensor.layout != torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"rbm::{op}: {name} has layout {layout}, expected a dense tensor; use {name}.to_dense()")
     if tensor.dtype not in expected:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in expected)
         remedy = f"; use {name}.to({expected[0]})" if len(expected) == 1 else ""

@@ -25,10 +25,10 @@ def tensor_arguments():
     ]
 
 
-@pytest.mark.parametrize(
-    ("operator", "name"),
-    [at for at in tensor_arguments() if hasattr(rbm_kernels, at[0])],
-)
+PUBLIC_ARGUMENTS = [at for at in tensor_arguments() if hasattr(rbm_kernels, at[0])]
+
+
+@pytest.mark.parametrize(("operator", "name"), PUBLIC_ARGUMENTS)
 def test_what_is_no_tensor(operator, name):
     """NumPy's arrays have a dtype and a shape of the same names."""
     given = arguments()[operator]
@@ -36,6 +36,15 @@ def test_what_is_no_tensor(operator, name):
     for value in (given[name].numpy(), given[name].tolist(), *([] if optional else [None])):
         with pytest.raises(TypeError, match=rf"rbm::\w+: {name} is a {type(value).__name__}, expected a tensor"):
             getattr(rbm_kernels, operator)(**given | {name: value})
+
+
+@pytest.mark.parametrize(("operator", "name"), PUBLIC_ARGUMENTS)
+def test_a_sparse_tensor(operator, name):
+    """PyTorch's message was about an operator of its own that sparse tensors lack, such as aten::gt.Scalar."""
+    given = arguments()[operator]
+    refused = rf"rbm::\w+: {name} has layout sparse_coo, expected a dense tensor; use {name}\.to_dense"
+    with pytest.raises(TypeError, match=refused):
+        getattr(rbm_kernels, operator)(**given | {name: given[name].to_sparse()})
 
 
 @pytest.mark.parametrize("operator", arguments())
