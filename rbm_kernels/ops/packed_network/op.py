@@ -85,6 +85,7 @@ def _check_layer(name: str, layer: NetworkLayer, before: NetworkLayer | None) ->
     shapes = {"bias": (layer.bias, (experts, n)), "scale": (layer.scale, (n,)), "shift": (layer.shift, (n,))}
     features = d
     if layer.router is not None:
+        checks.check_dtype(op, f"{name}.router[0]", layer.router[0], (torch.float32,))
         features = layer.router[0].shape[0]
         shapes |= {"router[0]": (layer.router[0], (features, d)), "router[1]": (layer.router[1], (features,))}
     shapes["memory"] = (layer.memory, (experts, features))
