@@ -141,13 +141,13 @@ Tensor route_and_multiply(
 }
 
 template <typename T>
-Tensor packed_of(const Tensor& weight, const Tensor* bias) {
+Tensor packed_of(const Tensor& weight, const std::optional<Tensor>& bias) {
   using Acc = Accumulation<T>;
   const PackedSizes sizes = PackedSizes::of<Acc>();
   const int64_t num_experts = weight.size(0), outputs = weight.size(1), features = weight.size(2);
   Tensor packed = new_tensor(weight.scalar_type(), {num_experts, features + 1, sizes.padded(outputs)});
   const Unpacked<T> unpacked{data<T>(weight), num_experts, features, outputs, outputs * features, 1, features};
-  pack_into(unpacked, Bias<T>{true, bias == nullptr ? nullptr : data<T>(*bias)}, mutable_data<T>(packed));
+  pack_into(unpacked, Bias<T>{true, bias ? data<T>(*bias) : nullptr}, mutable_data<T>(packed));
   return packed;
 }
 
@@ -162,9 +162,9 @@ Tensor pack_experts(const Tensor& weight_any, const std::optional<Tensor>& bias_
     check.shape("bias", *bias_any, {weight_any.size(0), weight_any.size(1)}, "experts by outputs, as in weight");
     check.same_device("bias", *bias_any, "weight", weight_any);
   }
-  const Tensor weight = dense(weight_any), bias = bias_any ? dense(*bias_any) : weight;
-  const Tensor* const some_bias = bias_any ? &bias : nullptr;
-  return with_type(weight.scalar_type(), [&]<typename T>(T) { return packed_of<T>(weight, some_bias); });
+  const Tensor weight = dense(weight_any);
+  const std::optional<Tensor> bias = dense(bias_any);
+  return with_type(weight.scalar_type(), [&]<typename T>(T) { return packed_of<T>(weight, bias); });
 }
 
 Tensor routed_matmul_packed(

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 
 #include "../checks.h"
 #include "threads.h"
@@ -34,12 +35,20 @@ inline Tensor as_dtype(const Tensor& tensor, ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
 }
 
+inline std::optional<Tensor> as_dtype(const std::optional<Tensor>& tensor, ScalarType dtype) {
+  return tensor ? std::optional(as_dtype(*tensor, dtype)) : std::nullopt;
+}
+
 inline Tensor with_adjacent_features(const Tensor& rows) {
   return features_are_adjacent(rows) ? rows : torch::stable::contiguous(rows);
 }
 
 inline Tensor dense(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+inline std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional(dense(*tensor)) : std::nullopt;
 }
 
 // A new contiguous, uninitialised tensor, directly from the allocator: new_empty goes through the dispatcher, which is

@@ -113,12 +113,6 @@ inline void check_indices(
   check_experts(check, experts, num_experts);
 }
 
-using cpu::dense;
-
-inline std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
-  return tensor ? std::optional<Tensor>(dense(*tensor)) : std::nullopt;
-}
-
 // The arguments of an operator, checked and contiguous. They must outlive a Problem, which points into them.
 struct Arguments {
   Tensor crow, col, values, weight;
