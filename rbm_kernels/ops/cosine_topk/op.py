@@ -95,23 +95,21 @@ def _fake_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines,
 
 @implement_everywhere("cosine_topk_backward")
 def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
-    return reference.cosine_topk_backward(
-        grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature
-    ).contiguous()
+    return reference.backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature).contiguous()
 
 
-def served_by_triton(h: Tensor, memory: Tensor) -> bool:
-    """False for float64 and for more experts than fit in a tile: the reference serves those."""
+def kernels_serve(h: Tensor, memory: Tensor) -> bool:
+    """Whether the Triton kernels compute this: no float64, and no more experts than fit in a tile."""
     return checks.accumulation_dtype(h, memory) == torch.float32 and memory.shape[0] <= 128
 
 
 @implement_cuda("cosine_topk", _check)
 def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    if not served_by_triton(h, memory):
+    if not kernels_serve(h, memory):
         return _eager(h, memory, k, temperature=temperature)
     from rbm_kernels.ops.cosine_topk import launch
 
-    return launch.forward(h, memory, k, temperature)
+    return launch.cosine_topk(h, memory, k, temperature)
 
 
 def _check_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> None:
@@ -130,7 +128,7 @@ def _check_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines
 
 @implement_cuda("cosine_topk_backward", _check_backward)
 def _cuda_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
-    if not served_by_triton(h, memory):
+    if not kernels_serve(h, memory):
         return _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature=temperature)
     from rbm_kernels.ops.cosine_topk import launch
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rbm_kernels import checks
+from rbm_kernels._launching import prepared
 from rbm_kernels._library import define, implement_cuda, implement_everywhere, implement_fake
 from rbm_kernels.ops.expert_order import reference
 
@@ -122,12 +123,18 @@ def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Ten
     return reference.expert_order(experts, num_experts, block_m)
 
 
+@prepared
+def _kernels_serve(num_experts: int, k: int) -> bool:
+    """Whether the Triton kernels compute this: ranks fit in 64 bits, and a tile's experts in registers."""
+    return ranks_fit(num_experts, k) and num_experts <= 2048
+
+
 @implement_cuda("expert_order", _check)
 def _cuda(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
+    if not _kernels_serve(num_experts, experts.shape[1]):
+        return _eager(experts, num_experts, block_m)
     from rbm_kernels.ops.expert_order import launch
 
-    if not launch.fits(num_experts, experts.shape[1]):
-        return _eager(experts, num_experts, block_m)
     return launch.expert_order(experts, num_experts, block_m)
 
 

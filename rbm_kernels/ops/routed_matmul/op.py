@@ -14,11 +14,11 @@ from rbm_kernels._library import (
     inference_call,
 )
 from rbm_kernels.ops.cosine_topk import cosine_topk
-from rbm_kernels.ops.cosine_topk.op import check_routing
+from rbm_kernels.ops.cosine_topk.op import check_routing, kernels_serve
 from rbm_kernels.ops.expert_matmul import expert_matmul
+from rbm_kernels.ops.expert_matmul.config import numbers_fit
 from rbm_kernels.ops.expert_matmul.op import check_weights
-from rbm_kernels.ops.routed_matmul import reference
-from rbm_kernels.ops.routed_matmul.config import serves
+from rbm_kernels.ops.routed_matmul import config, reference
 
 define("routed_matmul(Tensor x, Tensor memory, Tensor weight, Tensor? bias, int k, float temperature=1.0) -> Tensor")
 
@@ -80,13 +80,18 @@ def _fake(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
+def _kernels_serve(x: Tensor, memory: Tensor, weight: Tensor) -> bool:
+    """Whether the Triton kernel computes this: few rows that it can route, and no experts larger than it can number."""
+    return x.shape[0] <= config.SMALL_BATCH and kernels_serve(x, memory) and numbers_fit(*weight.shape)
+
+
 @implement_cuda("routed_matmul", _check)
 def _cuda(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
-    if serves(x, memory, weight):
-        from rbm_kernels.ops.routed_matmul import launch
+    if not _kernels_serve(x, memory, weight):
+        return _two_operators(x, memory, weight, bias, k, temperature)
+    from rbm_kernels.ops.routed_matmul import launch
 
-        return launch.forward(x, memory, weight, bias, k, temperature)
-    return _two_operators(x, memory, weight, bias, k, temperature)
+    return launch.routed_matmul(x, memory, weight, bias, k, temperature)
 
 
 def _two_operators(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
