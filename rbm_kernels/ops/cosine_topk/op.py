@@ -48,8 +48,7 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, ``k`` or the temperature out of range, or CUDA tensors on different
-            devices.
+        ValueError: shapes that do not match, tensors on different devices, or ``k`` or the temperature out of range.
     """
     if _onnx.is_exporting():
         _check(h, memory, k, temperature=temperature)

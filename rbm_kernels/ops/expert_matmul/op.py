@@ -66,8 +66,8 @@ def expert_matmul(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match; on CUDA, tensors on different devices, an order of different rows, or so
-            many rows that ``tile_experts`` of the order would have 2^31 elements.
+        ValueError: shapes that do not match, or tensors on different devices; on CUDA, an order of different rows, or
+            so many rows that ``tile_experts`` of the order would have 2^31 elements.
         RuntimeError: on the CPU, an expert out of range.
     """
     if _onnx.is_exporting():

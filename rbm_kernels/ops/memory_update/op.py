@@ -55,7 +55,7 @@ def memory_statistics(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, or ``num_experts < 1``.
+        ValueError: shapes that do not match, tensors on different devices, or ``num_experts < 1``.
         RuntimeError: on the CPU, an expert out of range.
     """
     try:
@@ -83,8 +83,8 @@ def memory_update_(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, a decay outside [0, 1], or a ``memory`` whose elements overlap each other
-            or another argument.
+        ValueError: shapes that do not match, tensors on different devices, a decay outside [0, 1], or a ``memory``
+            whose elements overlap each other or another argument.
         RuntimeError: ``memory`` requires a gradient while gradients are enabled, or carries a tangent.
     """
     try:

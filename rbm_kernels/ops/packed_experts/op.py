@@ -39,7 +39,7 @@ def pack_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not match.
+        ValueError: shapes that do not match, or tensors on different devices.
         RuntimeError: a gradient is needed: gradients are enabled, and ``weight`` or ``bias`` requires one.
     """
     try:
@@ -71,7 +71,7 @@ def routed_matmul_packed(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, or ``k`` or the temperature out of range.
+        ValueError: shapes that do not match, tensors on different devices, or ``k`` or the temperature out of range.
         RuntimeError: a gradient is needed (gradients are enabled, and an argument requires one); or ``packed`` was
             made on another processor.
     """

@@ -58,7 +58,7 @@ def packed_network(x: Tensor, network: Tensor, out_features: int) -> Tensor:
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not match, or ``network`` is not a packed network.
+        ValueError: shapes that do not match, tensors on different devices, or ``network`` is not a packed network.
         RuntimeError: a gradient is needed (gradients are enabled, and an argument requires one); or ``network`` was
             packed on another processor, or is only a part of a packed network.
     """

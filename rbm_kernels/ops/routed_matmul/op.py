@@ -48,8 +48,7 @@ def routed_matmul(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, ``k`` or the temperature out of range, or CUDA tensors on different
-            devices.
+        ValueError: shapes that do not match, tensors on different devices, or ``k`` or the temperature out of range.
     """
     tensors = (x, weight, bias)
     wants_gradient = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)

@@ -61,7 +61,7 @@ def sparse_expert_matmul(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match.
+        ValueError: shapes that do not match, or tensors on different devices.
         RuntimeError: on the CPU, an index out of range.
     """
     try:
@@ -102,7 +102,7 @@ def sparse_expert_matmul_backward_weight(
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not match.
+        ValueError: shapes that do not match, or tensors on different devices.
         RuntimeError: on the CPU, an index out of range.
     """
     try:
