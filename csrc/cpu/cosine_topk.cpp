@@ -61,8 +61,8 @@ RBM_INLINE void route_rows_backward_lanes(
       dot_tile<kBytes, 1, 1>(&short_row, short_row, 0, r.features, square);
     }
     const Acc norm = std::sqrt(square[0]);
-    // A row that is too short has no direction, nor has a NaN row: NaN > kShortest is false.
-    if (!(norm > static_cast<Acc>(kShortest))) {
+    // A row that is too short has no direction, nor has a NaN row: NaN > kNormEps is false.
+    if (!(norm > static_cast<Acc>(kNormEps))) {
       std::fill_n(out, r.features, T(Acc(0)));
       continue;
     }
