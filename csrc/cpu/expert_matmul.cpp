@@ -274,12 +274,13 @@ Tensor forward(
         .gates = data<Acc>(gates),
         .pairs = &pairs,
         .rows = rows,
+        .top_k = top_k,
         .in_features = x.size(1),
         .out_features = weight.size(1),
         .num_experts = weight.size(0),
         .y = mutable_data<T>(y),
     };
-    multiply_few_rows(few, top_k);
+    multiply_few_rows(few);
     return y;
   }
   pack_and_multiply(unpacked_weight<T>(weight, false), [&]<typename Operand>(const Operand* packed) {

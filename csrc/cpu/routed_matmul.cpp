@@ -41,12 +41,12 @@ Tensor few_rows_at_once(
           .gates = gates,
           .pairs = &pairs,
           .rows = rows,
+          .top_k = k,
           .in_features = features,
           .out_features = out_features,
           .num_experts = num_experts,
           .y = mutable_data<T>(y),
-      },
-      k);
+      });
   return y;
 }
 
