@@ -12,10 +12,6 @@
 namespace rbm::cpu {
 namespace {
 
-// Rows that are routed and multiplied together: their results stay in cache, and every expert gets about this many of
-// them.
-constexpr int64_t kRowsOfExpert = 256;
-
 // Buffers of a thread, for as many rows as it processes at once.
 template <typename T>
 struct Workplace {
@@ -45,7 +41,7 @@ void serve(
   using Acc = Accumulation<T>;
   const int64_t outputs = layer.experts.outputs, features = layer.experts.features, padded = sizes.padded(outputs);
   const int64_t num_experts = layer.experts.num_experts, top_k = layer.routing.top_k;
-  const int64_t most = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / top_k);
+  const int64_t most = rows_at_once(num_experts, top_k);
   Workplace<T> own(layer, std::min(end - begin, most), padded);
   for (int64_t first = begin; first < end; first += most) {
     const int64_t rows = std::min(most, end - first);
