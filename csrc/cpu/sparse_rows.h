@@ -137,7 +137,7 @@ struct Arguments {
     // Copy only after all checks have passed.
     for (Tensor* const tensor : {&crow, &col, &values, &gates, &experts}) *tensor = dense(*tensor);
     bias = dense(bias), scale = dense(scale);
-    if (weight.size(2) > 1 && weight.stride(2) != 1) weight = torch::stable::contiguous(weight);
+    if (weight.size(2) > 1 && weight.stride(2) != 1) weight = dense(weight);
     check_indices(check, crow, col, experts, weight.size(0), weight.size(2));
   }
 

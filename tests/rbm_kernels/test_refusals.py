@@ -242,7 +242,16 @@ def without_memory():
     no_pairs = torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.int32)
     most = 2**31 - 1
     ops = torch.ops.rbm
+    huge = 2**20
+    x, weight = torch.zeros(2, huge), torch.zeros(1).expand(huge, huge, huge)
+    half = torch.zeros(1, dtype=torch.half).expand(huge, huge, huge)
+    rows = torch.tensor([0, 1, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32), torch.zeros(1)
+    adjacent = torch.zeros(9).expand(huge, huge, 9)
     return {
+        "copy": (ops.expert_matmul, x, weight, None, *one),
+        "copy in float32": (ops.expert_matmul, x.half(), half, None, *one),
+        "copy for sparse rows": (ops.sparse_expert_matmul, *rows, weight, None, None, *one),
+        "gradient for sparse rows": (ops.sparse_expert_matmul_backward_weight, x, *rows, adjacent, None, *one),
         "result": (ops.expert_matmul_backward_weight, torch.zeros(2, 9999), torch.zeros(2, 9999), *one, most),
         "product of sizes": (ops.memory_statistics, torch.zeros(0, most), torch.zeros(0, 1), one[1][:0], most),
         "a thread": (ops.sparse_expert_matmul, *no_entries, torch.zeros(0, 2**20, most), None, None, *no_pairs),
