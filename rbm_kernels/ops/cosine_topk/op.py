@@ -88,15 +88,6 @@ def _fake(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tup
     return h.new_empty(shape, dtype=dtype), h.new_empty(shape, dtype=torch.int32), h.new_empty(shape, dtype=dtype)
 
 
-def _fake_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
-    return torch.empty_like(h, memory_format=torch.contiguous_format)
-
-
-@implement_everywhere("cosine_topk_backward")
-def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
-    return reference.backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature).contiguous()
-
-
 def kernels_serve(h: Tensor, memory: Tensor) -> bool:
     """Whether the Triton kernels compute this: no float64, and no more experts than fit in a tile."""
     return checks.accumulation_dtype(h, memory) == torch.float32 and memory.shape[0] <= 128
@@ -123,6 +114,15 @@ def _check_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines
     for name, tensor in pairs.items():
         if tensor is not None:
             checks.check_dtype(op, name, tensor, (torch.float32, torch.float64))
+
+
+@implement_everywhere("cosine_topk_backward")
+def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
+    return reference.backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature).contiguous()
+
+
+def _fake_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
+    return torch.empty_like(h, memory_format=torch.contiguous_format)
 
 
 @implement_cuda("cosine_topk_backward", _check_backward)

@@ -123,6 +123,16 @@ def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Ten
     return reference.expert_order(experts, num_experts, block_m)
 
 
+def _fake(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
+    _check(experts, num_experts, block_m)
+    tiles = (experts.shape[0] + block_m - 1) // block_m
+    return (
+        experts.new_empty((experts.shape[0],)),
+        experts.new_empty((tiles, num_experts)),
+        experts.new_empty((tiles,)),
+    )
+
+
 @prepared
 def _kernels_serve(num_experts: int, k: int) -> bool:
     """Whether the Triton kernels compute this: ranks fit in 64 bits, and a tile's experts in registers."""
@@ -136,16 +146,6 @@ def _cuda(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tens
     from rbm_kernels.ops.expert_order import launch
 
     return launch.expert_order(experts, num_experts, block_m)
-
-
-def _fake(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
-    _check(experts, num_experts, block_m)
-    tiles = (experts.shape[0] + block_m - 1) // block_m
-    return (
-        experts.new_empty((experts.shape[0],)),
-        experts.new_empty((tiles, num_experts)),
-        experts.new_empty((tiles,)),
-    )
 
 
 implement_fake("expert_order", _fake)

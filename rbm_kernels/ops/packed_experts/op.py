@@ -85,6 +85,12 @@ def _check_pack(weight: Tensor, bias: Tensor | None) -> None:
     checks.check_bias(op, bias, weight)
 
 
+@implement_everywhere("pack_experts")
+def _eager_pack(weight, bias) -> Tensor:
+    _check_pack(weight, bias)
+    return reference.pack_experts(weight, bias)
+
+
 def _check(x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int, temperature: float = 1.0) -> None:
     op = "routed_matmul_packed"
     checks.check_dtype(op, "x", x, DTYPES)
@@ -99,12 +105,6 @@ def _check(x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int,
             f"rbm::{op}: out_features is {out_features}, expected between 0 and {packed.shape[2]}, the columns of"
             " packed"
         )
-
-
-@implement_everywhere("pack_experts")
-def _eager_pack(weight, bias) -> Tensor:
-    _check_pack(weight, bias)
-    return reference.pack_experts(weight, bias)
 
 
 @implement_everywhere("routed_matmul_packed")

@@ -114,13 +114,6 @@ def sparse_expert_matmul_backward_weight(
         raise
 
 
-def _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> None:
-    op = "sparse_expert_matmul_backward_weight"
-    _check(crow, col, values, weight, None, scale, gates, experts, op=op)
-    checks.check_dtype(op, "grad", grad, (values.dtype,))
-    checks.check_shape(op, "grad", grad, (gates.shape[0], weight.shape[1]), "rows by outputs")
-
-
 def _check(crow, col, values, weight, bias, scale, gates, experts, *, op="sparse_expert_matmul") -> None:
     checks.check_dtype(op, "values", values, (torch.float32, torch.float64))
     for name, tensor in (("crow", crow), ("col", col), ("experts", experts)):
@@ -164,8 +157,28 @@ def _fake(crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
     return values.new_empty((gates.shape[0], weight.shape[1]))
 
 
+@implement_everywhere("sparse_expert_matmul_backward_gates")
+def _eager_backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
+    _check_indices(crow, col, values, weight, experts)
+    return reference.backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts)
+
+
 def _fake_backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
     return gates.new_empty(gates.shape)
+
+
+def _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> None:
+    op = "sparse_expert_matmul_backward_weight"
+    _check(crow, col, values, weight, None, scale, gates, experts, op=op)
+    checks.check_dtype(op, "grad", grad, (values.dtype,))
+    checks.check_shape(op, "grad", grad, (gates.shape[0], weight.shape[1]), "rows by outputs")
+
+
+@implement_everywhere("sparse_expert_matmul_backward_weight")
+def _eager_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> tuple[Tensor, Tensor]:
+    _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
+    _check_indices(crow, col, values, weight, experts)
+    return reference.backward_weight(grad, crow, col, values, weight, scale, gates, experts)
 
 
 def _fake_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> tuple[Tensor, Tensor]:
@@ -201,19 +214,6 @@ def _backward(ctx, saved, grad):
 
 def _formula(operate, *arguments) -> Tensor:
     return reference.by_dense_rows(*arguments)
-
-
-@implement_everywhere("sparse_expert_matmul_backward_gates")
-def _eager_backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
-    _check_indices(crow, col, values, weight, experts)
-    return reference.backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts)
-
-
-@implement_everywhere("sparse_expert_matmul_backward_weight")
-def _eager_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> tuple[Tensor, Tensor]:
-    _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
-    _check_indices(crow, col, values, weight, experts)
-    return reference.backward_weight(grad, crow, col, values, weight, scale, gates, experts)
 
 
 implement_fake("sparse_expert_matmul", _fake)
