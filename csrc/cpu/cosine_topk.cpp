@@ -53,12 +53,12 @@ RBM_INLINE void route_rows_backward_lanes(
     const T* const row = r.h + b * r.row_stride;
     T* const __restrict out = r.grad_h + b * r.features;
     Acc square[1], factor = 1;
-    dot_tile<kBytes, 1, 1>(&row, row, 0, r.features, square);
+    square_tile<kBytes, 1>(&row, r.features, square);
     if (!square_is_safe(square[0])) {
       factor = kShrink<Acc>;
       const auto copy = shrunk(row, r.features);
       const Acc* const short_row = copy.get();
-      dot_tile<kBytes, 1, 1>(&short_row, short_row, 0, r.features, square);
+      square_tile<kBytes, 1>(&short_row, r.features, square);
     }
     const Acc norm = std::sqrt(square[0]);
     // A row that is too short has no direction, nor has a NaN row: NaN > kNormEps is false.
