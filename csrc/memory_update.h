@@ -9,9 +9,6 @@
 
 namespace rbm {
 
-// A row shorter than this has no direction and contributes (almost) nothing: n(h) = h / max(|h|, kNormEps).
-constexpr double kNormEps = 1e-12;
-
 inline void check_memory_statistics(const Tensor& h, const Tensor& gates, const Tensor& experts, int64_t num_experts) {
   const Checks check("memory_statistics");
   check.dtype("h", h, {ScalarType::Double, ScalarType::Float, ScalarType::BFloat16, ScalarType::Half});

@@ -53,9 +53,7 @@ def implement_everywhere(name: str) -> Callable[[Callable], Callable]:
     return bind
 
 
-def implement_cuda(
-    name: str, check: Callable | None = None, *, stands_in: bool = False
-) -> Callable[[Callable], Callable]:
+def implement_cuda(name: str, check: Callable, *, stands_in: bool = False) -> Callable[[Callable], Callable]:
     """Bind a Triton implementation to CUDA.
 
     The function should import its kernels on its first call, so that importing this package stays fast. If Triton is
@@ -80,8 +78,7 @@ def implement_cuda(
             signature = (*signature, *kwargs.values()) if kwargs else tuple(signature)
             if signature not in checked:
                 _check_devices(name, args)
-                if check is not None:
-                    check(*args, **kwargs)
+                check(*args, **kwargs)
                 if len(checked) >= _REMEMBERED:
                     checked.clear()
                 checked.add(signature)

@@ -14,10 +14,13 @@ def accumulation_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def check_dtype(op: str, name: str, tensor: Tensor, expected: tuple[torch.dtype, ...]) -> None:
-    """Raise TypeError unless ``tensor`` is one, and its dtype one of ``expected``."""
+    """Raise TypeError unless ``tensor`` is a dense tensor, and its dtype one of ``expected``."""
     if not isinstance(tensor, Tensor):
         remedy = "" if tensor is None else f"; use torch.as_tensor({name})"
         raise TypeError(f"rbm::{op}: {name} is a {type(tensor).__name__}, expected a tensor{remedy}")
+    if tensor.layout != torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"rbm::{op}: {name} has layout {layout}, expected a dense tensor; use {name}.to_dense()")
     if tensor.dtype not in expected:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in expected)
         remedy = f"; use {name}.to({expected[0]})" if len(expected) == 1 else ""
@@ -119,6 +122,4 @@ def check_devices(op: str, **tensors: Tensor | None) -> None:
 def check_top_k(op: str, k: int, num_experts: int) -> None:
     """Raise ValueError unless ``1 <= k <= num_experts``."""
     if not 1 <= k <= num_experts:
-        raise ValueError(
-            f"rbm::{op}: k is {k}, expected between 1 and the number of experts, {num_experts} (the rows of memory)"
-        )
+        raise ValueError(f"rbm::{op}: k is {k}, expected between 1 and the number of experts, {num_experts}")

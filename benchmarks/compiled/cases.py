@@ -141,7 +141,7 @@ def _cosine_topk(case: Case, t: Tensors) -> Launches:
     grad = torch.ones_like(t.gates)
     saved = (t.gates, t.experts, t.cosines)
     return {
-        "gates, experts, cosines": lambda: cosine_topk_launch.forward(t.x, t.memory, case.top_k),
+        "gates, experts, cosines": lambda: cosine_topk_launch.cosine_topk(t.x, t.memory, case.top_k),
         "grad_h": lambda: cosine_topk_launch.backward(grad, grad, t.x, t.memory, *saved),
     }
 
@@ -168,7 +168,7 @@ def _expert_matmul(case: Case, t: Tensors) -> Launches:
 
 
 def _routed_matmul(case: Case, t: Tensors) -> Launches:
-    return {"y": lambda: routed_matmul_launch.forward(t.x, t.memory, t.weight, t.bias, case.top_k)}
+    return {"y": lambda: routed_matmul_launch.routed_matmul(t.x, t.memory, t.weight, t.bias, case.top_k)}
 
 
 def _memory_update(case: Case, t: Tensors) -> Launches:

@@ -29,9 +29,7 @@ def reference(case: Case, label: str, t: Tensors) -> tuple[Tensor, ...]:
             return gates, cosines
         case "grad_h":
             grad = torch.ones_like(t.gates)
-            return (
-                cosine_topk.cosine_topk_backward(grad, grad, t.x, t.memory, t.gates, t.experts, t.cosines),
-            )  # fmt: skip
+            return (cosine_topk.backward(grad, grad, t.x, t.memory, t.gates, t.experts, t.cosines),)
         case "y" if case.operator == "routed_matmul":
             return (routed_matmul.routed_matmul(t.x, t.memory, t.weight, t.bias, case.top_k),)
         case "weighted_sum, total":

@@ -53,16 +53,16 @@ RBM_INLINE void route_rows_backward_lanes(
     const T* const row = r.h + b * r.row_stride;
     T* const __restrict out = r.grad_h + b * r.features;
     Acc square[1], factor = 1;
-    dot_tile<kBytes, 1, 1>(&row, row, 0, r.features, square);
+    square_tile<kBytes, 1>(&row, r.features, square);
     if (!square_is_safe(square[0])) {
       factor = kShrink<Acc>;
       const auto copy = shrunk(row, r.features);
       const Acc* const short_row = copy.get();
-      dot_tile<kBytes, 1, 1>(&short_row, short_row, 0, r.features, square);
+      square_tile<kBytes, 1>(&short_row, r.features, square);
     }
     const Acc norm = std::sqrt(square[0]);
-    // A row that is too short has no direction, nor has a NaN row: NaN > kShortest is false.
-    if (!(norm > static_cast<Acc>(kShortest))) {
+    // A row that is too short has no direction, nor has a NaN row: NaN > kNormEps is false.
+    if (!(norm > static_cast<Acc>(kNormEps))) {
       std::fill_n(out, r.features, T(Acc(0)));
       continue;
     }
@@ -93,8 +93,9 @@ RBM_DISPATCH(route_rows_backward)
 
 template <typename T>
 void route_backward(
-    const Tensor* grad_gates, const Tensor* grad_cosines, const Tensor& h, const Tensor& memory, const Tensor& gates,
-    const Tensor& experts, const Tensor& cosines, double temperature, Tensor& grad_h) {
+    const std::optional<Tensor>& grad_gates, const std::optional<Tensor>& grad_cosines, const Tensor& h,
+    const Tensor& memory, const Tensor& gates, const Tensor& experts, const Tensor& cosines, double temperature,
+    Tensor& grad_h) {
   using Acc = Accumulation<T>;
   const int64_t rows = h.size(0), features = h.size(1), num_experts = memory.size(0), top_k = gates.size(1);
   const auto inverse_norms = scratch<Acc>(num_experts);
@@ -168,9 +169,7 @@ Tensor cosine_topk_backward(
 
   Tensor grad_h = new_tensor(h.scalar_type(), {h.size(0), h.size(1)});
   with_type(dtype, [&]<typename T>(T) {
-    route_backward<T>(
-        grad_gates ? &*grad_gates : nullptr, grad_cosines ? &*grad_cosines : nullptr, h, memory, gates, experts,
-        cosines, temperature, grad_h);
+    route_backward<T>(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature, grad_h);
   });
   return as_dtype(grad_h, h_any.scalar_type());
 }

@@ -257,7 +257,9 @@ void pack_and_multiply(const Unpacked<T>& weight, const Make& product) {
 }
 
 template <typename T>
-Tensor forward(const Tensor& x, const Tensor& weight, const Tensor* bias, const Tensor& gates, const Tensor& experts) {
+Tensor forward(
+    const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const Tensor& gates,
+    const Tensor& experts) {
   using Acc = Accumulation<T>;
   const int64_t rows = x.size(0), top_k = gates.size(1);
   Tensor y = new_tensor(x.scalar_type(), {rows, weight.size(1)});
@@ -272,12 +274,13 @@ Tensor forward(const Tensor& x, const Tensor& weight, const Tensor* bias, const 
         .gates = data<Acc>(gates),
         .pairs = &pairs,
         .rows = rows,
+        .top_k = top_k,
         .in_features = x.size(1),
         .out_features = weight.size(1),
         .num_experts = weight.size(0),
         .y = mutable_data<T>(y),
     };
-    multiply_few_rows(few, top_k);
+    multiply_few_rows(few);
     return y;
   }
   pack_and_multiply(unpacked_weight<T>(weight, false), [&]<typename Operand>(const Operand* packed) {
@@ -305,7 +308,7 @@ Tensor forward(const Tensor& x, const Tensor& weight, const Tensor* bias, const 
 
 template <typename T>
 std::tuple<Tensor, Tensor> backward_input(
-    const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor* bias, const Tensor& gates,
+    const Tensor& grad, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, const Tensor& gates,
     const Tensor& experts, bool with_gates) {
   using Acc = Accumulation<T>;
   const int64_t rows = x.size(0), in_features = x.size(1), top_k = gates.size(1);
@@ -344,11 +347,10 @@ Tensor expert_matmul(
   check_pairs(check, x_any, gates_any, experts_any);
   const ScalarType dtype = served_dtype(x_any.scalar_type());
   const Tensor x = with_adjacent_features(as_dtype(x_any, dtype)), weight = dense(as_dtype(weight_any, dtype));
-  const Tensor bias = bias_any ? dense(as_dtype(*bias_any, dtype)) : weight;
+  const std::optional<Tensor> bias = dense(as_dtype(bias_any, dtype));
   const Tensor gates = dense(gates_any), experts = dense(experts_any);
   check_experts(check, experts, weight.size(0));
-  const Tensor* const some_bias = bias_any ? &bias : nullptr;
-  const Tensor y = with_type(dtype, [&]<typename T>(T) { return forward<T>(x, weight, some_bias, gates, experts); });
+  const Tensor y = with_type(dtype, [&]<typename T>(T) { return forward<T>(x, weight, bias, gates, experts); });
   return as_dtype(y, x_any.scalar_type());
 }
 
@@ -362,12 +364,11 @@ std::tuple<Tensor, Tensor> expert_matmul_backward_input(
   const ScalarType dtype = served_dtype(x_any.scalar_type());
   const Tensor x = with_adjacent_features(as_dtype(x_any, dtype)), weight = dense(as_dtype(weight_any, dtype));
   const Tensor grad = with_adjacent_features(as_dtype(grad_any, dtype));
-  const Tensor bias = bias_any ? dense(as_dtype(*bias_any, dtype)) : weight;
+  const std::optional<Tensor> bias = dense(as_dtype(bias_any, dtype));
   const Tensor gates = dense(gates_any), experts = dense(experts_any);
   check_experts(check, experts, weight.size(0));
-  const Tensor* const some_bias = bias_any ? &bias : nullptr;
   const auto [grad_x, grad_gates] = with_type(
-      dtype, [&]<typename T>(T) { return backward_input<T>(grad, x, weight, some_bias, gates, experts, with_gates); });
+      dtype, [&]<typename T>(T) { return backward_input<T>(grad, x, weight, bias, gates, experts, with_gates); });
   return {as_dtype(grad_x, x_any.scalar_type()), grad_gates};
 }
 

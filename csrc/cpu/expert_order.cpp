@@ -18,18 +18,21 @@ constexpr int64_t kMostCountedSets = 1 << 20;
 // The table of binomials and the list of each tile's experts have a place for every expert.
 constexpr int64_t kMostExperts = 1 << 20;
 
-// Comes before the table of binomials is allocated: 64 bits number no more than 33 of 67 or more experts.
+// Raises unless 64 bits can number the sets of every size up to k, which are the columns of the table of binomials.
+// Called before the table is allocated: from 67 experts on, k is below 33, and of a million experts it is at most 3.
 void check_ranks(const Checks& check, int64_t num_experts, int64_t top_k) {
   __int128 sets = 1;
   for (int64_t size = 1; size <= top_k; ++size) {
     sets = sets * (num_experts - size + 1) / size;
     if (sets > std::numeric_limits<int64_t>::max()) {
-      check.fail("there are more than 2^63 sets of ", top_k, " of ", num_experts, " experts, too many to rank");
+      check.fail(
+          "there are more than 2^63 sets of ", top_k, " of ", num_experts,
+          " experts, too many to rank: order them in several passes");
     }
   }
 }
 
-// C(n, size) for n = 1 .. num_experts and size = 1 .. top_k, with the sign of that size's term in the rank.
+// [num_experts + 1, top_k + 1]: C(n, size) at [n, size], with the sign of that size's term in the rank.
 std::vector<int64_t> signed_binomials(int64_t num_experts, int64_t top_k) {
   std::vector<int64_t> values((num_experts + 1) * (top_k + 1), 0);
   const auto at = [&](int64_t n, int64_t size) -> int64_t& { return values[n * (top_k + 1) + size]; };

@@ -69,17 +69,17 @@ RBM_DISPATCH(few_rows)
 }  // namespace
 
 template <typename T>
-void multiply_few_rows(const FewRows<T>& f, int64_t top_k) {
+void multiply_few_rows(const FewRows<T>& f) {
   const int64_t blocks = ceil_div(f.out_features, kColumnBlock);
-  const int64_t work = std::max<int64_t>(1, kColumnBlock * f.rows * top_k * f.in_features);
+  const int64_t work = std::max<int64_t>(1, kColumnBlock * f.rows * f.top_k * f.in_features);
   parallel_for(0, blocks, std::max<int64_t>(1, kMultiplicationsOfThread / work), [&](int64_t begin, int64_t end) {
     const auto sums = scratch<Accumulation<T>>(f.rows * kColumnBlock);
     few_rows(f, begin, end, sums.get());
   });
 }
 
-template void multiply_few_rows(const FewRows<float>&, int64_t);
-template void multiply_few_rows(const FewRows<double>&, int64_t);
-template void multiply_few_rows(const FewRows<BFloat16>&, int64_t);
+template void multiply_few_rows(const FewRows<float>&);
+template void multiply_few_rows(const FewRows<double>&);
+template void multiply_few_rows(const FewRows<BFloat16>&);
 
 }  // namespace rbm::cpu

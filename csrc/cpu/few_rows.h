@@ -31,11 +31,11 @@ struct FewRows {
   const T* bias;     // [E, N], contiguous, or null
   const Acc* gates;  // [B, k]
   const PairsByExpert* pairs;
-  int64_t rows, in_features, out_features, num_experts;
+  int64_t rows, top_k, in_features, out_features, num_experts;
   T* y;  // [B, N], contiguous
 };
 
 template <typename T>
-void multiply_few_rows(const FewRows<T>& f, int64_t top_k);
+void multiply_few_rows(const FewRows<T>& f);
 
 }  // namespace rbm::cpu

@@ -31,7 +31,7 @@ constexpr float kLeastOfRow = 1e-30f;
 constexpr float kMostNumber = 127.0f;
 
 constexpr int64_t panels_of(int64_t outputs) { return ceil_div(outputs, kPanelColumns); }
-constexpr int64_t groups_of(int64_t features) { return (features + 3) / 4; }
+constexpr int64_t groups_of(int64_t features) { return ceil_div(features, 4); }
 
 // Some rows of one expert times some panels. Rows start at their first number; panels are `panel_bytes` apart.
 struct Int8Tile {

@@ -1,6 +1,6 @@
-// Outer products, used by the expert matmul for large batches. A tile of sums stays in registers while the inner
-// dimension is traversed. Rows of the left side are read in place, each by its own pointer, so nothing is gathered. The
-// right side comes in panels as wide as a tile.
+// Outer products, used by the expert matmul for large batches, and packing of their right side. A tile of sums stays in
+// registers while the inner dimension is traversed. Rows of the left side are read in place, each by its own pointer,
+// so nothing is gathered. The right side comes in panels as wide as a tile.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ constexpr int64_t panel_width() {
 }
 
 // Calls act.template operator()<kVectors>() for the last panel of a matrix, which is `vectors` vectors wide, fewer than
-// a tile. Only widths that are possible are compiled.
+// a tile. Without such a panel it is 0, and nothing is called. Only widths that are possible are compiled.
 template <int kBytes, typename Act>
 RBM_INLINE void with_last_vectors(int64_t vectors, const Act& act) {
   if constexpr (tile_vectors<kBytes>() == 4) {

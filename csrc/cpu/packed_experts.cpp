@@ -12,10 +12,6 @@
 namespace rbm::cpu {
 namespace {
 
-// Rows that are routed and multiplied together: their results stay in cache, and every expert gets about this many of
-// them.
-constexpr int64_t kRowsOfExpert = 256;
-
 // Buffers of a thread, for as many rows as it processes at once.
 template <typename T>
 struct Workplace {
@@ -45,7 +41,7 @@ void serve(
   using Acc = Accumulation<T>;
   const int64_t outputs = layer.experts.outputs, features = layer.experts.features, padded = sizes.padded(outputs);
   const int64_t num_experts = layer.experts.num_experts, top_k = layer.routing.top_k;
-  const int64_t most = std::max(kRowsOfExpert, kRowsOfExpert * num_experts / top_k);
+  const int64_t most = rows_at_once(num_experts, top_k);
   Workplace<T> own(layer, std::min(end - begin, most), padded);
   for (int64_t first = begin; first < end; first += most) {
     const int64_t rows = std::min(most, end - first);
@@ -141,13 +137,13 @@ Tensor route_and_multiply(
 }
 
 template <typename T>
-Tensor packed_of(const Tensor& weight, const Tensor* bias) {
+Tensor packed_of(const Tensor& weight, const std::optional<Tensor>& bias) {
   using Acc = Accumulation<T>;
   const PackedSizes sizes = PackedSizes::of<Acc>();
   const int64_t num_experts = weight.size(0), outputs = weight.size(1), features = weight.size(2);
   Tensor packed = new_tensor(weight.scalar_type(), {num_experts, features + 1, sizes.padded(outputs)});
   const Unpacked<T> unpacked{data<T>(weight), num_experts, features, outputs, outputs * features, 1, features};
-  pack_into(unpacked, Bias<T>{true, bias == nullptr ? nullptr : data<T>(*bias)}, mutable_data<T>(packed));
+  pack_into(unpacked, Bias<T>{true, bias ? data<T>(*bias) : nullptr}, mutable_data<T>(packed));
   return packed;
 }
 
@@ -162,9 +158,9 @@ Tensor pack_experts(const Tensor& weight_any, const std::optional<Tensor>& bias_
     check.shape("bias", *bias_any, {weight_any.size(0), weight_any.size(1)}, "experts by outputs, as in weight");
     check.same_device("bias", *bias_any, "weight", weight_any);
   }
-  const Tensor weight = dense(weight_any), bias = bias_any ? dense(*bias_any) : weight;
-  const Tensor* const some_bias = bias_any ? &bias : nullptr;
-  return with_type(weight.scalar_type(), [&]<typename T>(T) { return packed_of<T>(weight, some_bias); });
+  const Tensor weight = dense(weight_any);
+  const std::optional<Tensor> bias = dense(bias_any);
+  return with_type(weight.scalar_type(), [&]<typename T>(T) { return packed_of<T>(weight, bias); });
 }
 
 Tensor routed_matmul_packed(

@@ -12,7 +12,8 @@ namespace {
 
 template <typename T>
 Tensor few_rows_at_once(
-    const Tensor& x, const Tensor& memory, const Tensor& weight, const Tensor* bias, int64_t k, double temperature) {
+    const Tensor& x, const Tensor& memory, const Tensor& weight, const std::optional<Tensor>& bias, int64_t k,
+    double temperature) {
   using Acc = Accumulation<T>;
   const int64_t rows = x.size(0), features = x.size(1), num_experts = weight.size(0), out_features = weight.size(1);
   const auto numbers = scratch<Acc>(2 * rows * k + num_experts);
@@ -40,12 +41,12 @@ Tensor few_rows_at_once(
           .gates = gates,
           .pairs = &pairs,
           .rows = rows,
+          .top_k = k,
           .in_features = features,
           .out_features = out_features,
           .num_experts = num_experts,
           .y = mutable_data<T>(y),
-      },
-      k);
+      });
   return y;
 }
 
@@ -68,10 +69,8 @@ Tensor routed_matmul(
     return expert_matmul(x_any, weight_any, bias_any, accumulated, experts, {}, {}, {}, 0);
   }
   const Tensor x = with_adjacent_features(x_any), memory = dense(memory_any), weight = dense(weight_any);
-  const Tensor bias = bias_any ? dense(*bias_any) : weight;
-  const Tensor* const some_bias = bias_any ? &bias : nullptr;
-  return with_type(
-      dtype, [&]<typename T>(T) { return few_rows_at_once<T>(x, memory, weight, some_bias, k, temperature); });
+  const std::optional<Tensor> bias = dense(bias_any);
+  return with_type(dtype, [&]<typename T>(T) { return few_rows_at_once<T>(x, memory, weight, bias, k, temperature); });
 }
 
 }  // namespace rbm::cpu

@@ -14,7 +14,7 @@ namespace {
 
 template <typename Acc>
 RBM_INLINE Acc inverse_norm(Acc square) {
-  return 1 / std::max(std::sqrt(square), static_cast<Acc>(kShortest));
+  return 1 / std::max(std::sqrt(square), static_cast<Acc>(kNormEps));
 }
 
 // Integers with the same order as the numbers. NaN counts as the largest, as in PyTorch's sort, and both zeros are

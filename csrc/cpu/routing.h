@@ -10,9 +10,6 @@
 
 namespace rbm::cpu {
 
-// A row shorter than this has no direction, and (almost) zero cosine with every memory vector.
-constexpr double kShortest = 1e-12;
-
 template <typename T>
 struct Routing {
   using Acc = Accumulation<T>;
@@ -48,7 +45,7 @@ Routing<T> no_routing() {
 // Experts are chosen for as many rows at once as a vector has lanes: one row per lane.
 constexpr int64_t kMostLanes = 64 / static_cast<int64_t>(sizeof(float));
 
-// Size of the scratch of route_rows: cosines [E, lanes], and integers with the same order.
+// Size of the scratch of route_rows: cosines [E, lanes], integers with the same order, and inverse norms [lanes].
 inline int64_t routing_scratch(int64_t num_experts) { return (2 * num_experts + 1) * kMostLanes; }
 
 // A copy of `row` whose square does not overflow.

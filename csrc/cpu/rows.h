@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 
 #include "../checks.h"
 #include "threads.h"
@@ -30,16 +32,34 @@ T* mutable_data(const Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
 }
 
+// Calls copy(). The stable ABI drops PyTorch's reason if that fails, and only memory can be missing.
+template <typename Copy>
+Tensor copied(const Copy& copy) {
+  try {
+    return copy();
+  } catch (const std::exception&) {
+    fail_for_memory();
+  }
+}
+
 inline Tensor as_dtype(const Tensor& tensor, ScalarType dtype) {
-  return tensor.scalar_type() == dtype ? tensor : torch::stable::to(tensor, dtype);
+  return tensor.scalar_type() == dtype ? tensor : copied([&] { return torch::stable::to(tensor, dtype); });
+}
+
+inline std::optional<Tensor> as_dtype(const std::optional<Tensor>& tensor, ScalarType dtype) {
+  return tensor ? std::optional(as_dtype(*tensor, dtype)) : std::nullopt;
 }
 
 inline Tensor with_adjacent_features(const Tensor& rows) {
-  return features_are_adjacent(rows) ? rows : torch::stable::contiguous(rows);
+  return features_are_adjacent(rows) ? rows : copied([&] { return torch::stable::contiguous(rows); });
 }
 
 inline Tensor dense(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+  return tensor.is_contiguous() ? tensor : copied([&] { return torch::stable::contiguous(tensor); });
+}
+
+inline std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
+  return tensor ? std::optional(dense(*tensor)) : std::nullopt;
 }
 
 // A new contiguous, uninitialised tensor, directly from the allocator: new_empty goes through the dispatcher, which is

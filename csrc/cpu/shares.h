@@ -13,6 +13,12 @@ namespace rbm::cpu {
 // others use the cores, the caller would also wait for it for milliseconds, spinning.
 constexpr int64_t kMultiplicationsOfThreadForOneRow = 1 << 20;
 
+// Rows that a thread routes and multiplies together: their results stay in cache, and every expert gets about 256 of
+// them.
+constexpr int64_t rows_at_once(int64_t num_experts, int64_t top_k) {
+  return std::max<int64_t>(256, 256 * num_experts / top_k);
+}
+
 // A call of the layer. Concurrent calls from several threads of a server share the threads that PyTorch may use.
 // Otherwise each call would wake all of them, and they would compete for the cores.
 class Call {

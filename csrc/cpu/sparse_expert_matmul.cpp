@@ -182,7 +182,7 @@ Tensor sparse_expert_matmul(
     const Tensor& crow, const Tensor& col, const Tensor& values, const Tensor& weight,
     const std::optional<Tensor>& bias, const std::optional<Tensor>& scale, const Tensor& gates, const Tensor& experts) {
   const sparse::Arguments arguments("sparse_expert_matmul", crow, col, values, weight, bias, scale, gates, experts);
-  Tensor y = torch::stable::new_empty(values, {gates.size(0), weight.size(1)});
+  Tensor y = new_tensor(values.scalar_type(), {gates.size(0), weight.size(1)});
   with_wide_type(values.scalar_type(), [&]<typename T>(T) {
     sparse::run_rows<T>(arguments.problem<T>(), mutable_data<T>(y), nullptr, nullptr);
   });
@@ -195,7 +195,7 @@ Tensor sparse_expert_matmul_backward_gates(
   const char* const op = "sparse_expert_matmul_backward_gates";
   const sparse::Arguments arguments(op, crow, col, values, weight, bias, scale, gates, experts);
   const Tensor grad = sparse::checked_grad(op, grad_any, arguments);
-  Tensor grad_gates = torch::stable::new_empty(gates, {gates.size(0), gates.size(1)});
+  Tensor grad_gates = new_tensor(gates.scalar_type(), {gates.size(0), gates.size(1)});
   with_wide_type(values.scalar_type(), [&]<typename T>(T) {
     sparse::differentiate_gates(arguments.problem<T>(), grad, grad_gates);
   });

@@ -112,8 +112,8 @@ std::tuple<Tensor, Tensor> sparse_expert_matmul_backward_weight(
   const char* const op = "sparse_expert_matmul_backward_weight";
   const sparse::Arguments arguments(op, crow, col, values, weight, std::nullopt, scale, gates, experts);
   const Tensor grad = sparse::checked_grad(op, grad_any, arguments);
-  Tensor grad_weight = torch::stable::new_empty(values, {weight.size(0), weight.size(1), weight.size(2)});
-  Tensor grad_scale = torch::stable::new_empty(values, {scale ? weight.size(0) : 0, weight.size(2)});
+  Tensor grad_weight = new_tensor(values.scalar_type(), {weight.size(0), weight.size(1), weight.size(2)});
+  Tensor grad_scale = new_tensor(values.scalar_type(), {scale ? weight.size(0) : 0, weight.size(2)});
   with_wide_type(values.scalar_type(), [&]<typename T>(T) {
     sparse::differentiate(arguments.problem<T>(), grad, grad_weight, grad_scale);
   });

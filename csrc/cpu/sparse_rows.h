@@ -113,12 +113,6 @@ inline void check_indices(
   check_experts(check, experts, num_experts);
 }
 
-using cpu::dense;
-
-inline std::optional<Tensor> dense(const std::optional<Tensor>& tensor) {
-  return tensor ? std::optional<Tensor>(dense(*tensor)) : std::nullopt;
-}
-
 // The arguments of an operator, checked and contiguous. They must outlive a Problem, which points into them.
 struct Arguments {
   Tensor crow, col, values, weight;
@@ -143,7 +137,7 @@ struct Arguments {
     // Copy only after all checks have passed.
     for (Tensor* const tensor : {&crow, &col, &values, &gates, &experts}) *tensor = dense(*tensor);
     bias = dense(bias), scale = dense(scale);
-    if (weight.size(2) > 1 && weight.stride(2) != 1) weight = torch::stable::contiguous(weight);
+    if (weight.size(2) > 1 && weight.stride(2) != 1) weight = dense(weight);
     check_indices(check, crow, col, experts, weight.size(0), weight.size(2));
   }
 

@@ -12,9 +12,8 @@ namespace rbm::cpu {
 // Allocation is the only thing that can fail after the checks.
 [[noreturn]] inline void fail_for_memory() {
   throw std::runtime_error(
-      "rbm: memory ran out: expected room for the result and for what each thread works with, which grows with the "
-      "number of"
-      " experts: split the batch, or ask for fewer experts or fewer threads");
+      "rbm: memory ran out: expected room for the result and for what each thread works with, which grows with the"
+      " number of experts: split the batch, or ask for fewer experts or fewer threads");
 }
 
 // Calls work(first, end of its share) in parallel. An exception in a thread would leave PyTorch's own function without

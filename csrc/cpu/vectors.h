@@ -165,11 +165,12 @@ struct Lanes {
     pick(upper, a, b, std::integer_sequence<int, (kIndex / 2 + kIndex % 2 * kCount + kCount / 2)...>{});
   }
 
-  // Steps of sum_lanes: first within 16 bytes, where shuffles are fast, then across them.
+  // sum_lanes takes kSteps steps, first within parts of 16 bytes, where shuffles are fast, then across them. A step
+  // folds two vectors a and b into one: lane i of the result is v[n] + v[n + upper_distance], with v the lanes of a and
+  // then those of b, and n = lower_lane(i).
   static constexpr int kPart = 16 / static_cast<int>(sizeof(Acc));
   static constexpr int kSteps = (kPart == 4 ? 2 : 1) + (kBytes == 64 ? 2 : kBytes == 32 ? 1 : 0);
 
-  // The lane of a (or of b, from kCount on) that becomes lane `lane` of the lower half of what step kStep adds.
   template <int kStep>
   static constexpr int lower_lane(int lane) {
     constexpr int kInPart = kPart == 4 ? 2 : 1;
@@ -181,7 +182,6 @@ struct Lanes {
     return from + (kStep == kInPart ? part % kHalf : part % kHalf * 2) * kPart + place;
   }
 
-  // Distance to the lane that is added to it.
   template <int kStep>
   static constexpr int upper_distance() {
     constexpr int kInPart = kPart == 4 ? 2 : 1;

@@ -64,7 +64,7 @@ def check_cosine_topk(case: Case) -> None:
     (found,) = torch.autograd.grad((again[0], again[2]), leaf, grads)
     exact_pair = routing.gates_and_cosines(h.double(), memory.double(), experts, case.temperature)
     wide = [grad.double() for grad in grads]
-    truth = routing.cosine_topk_backward(
+    truth = routing.backward(
         *wide, h.double(), memory.double(), exact_pair[0], experts, exact_pair[1], case.temperature
     )
     slopes = (wide[1].abs() + wide[0].abs() / case.temperature).sum(1, keepdim=True)

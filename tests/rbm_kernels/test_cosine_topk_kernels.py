@@ -56,15 +56,15 @@ def check_forward(h, memory, k, temperature, outputs) -> None:
 @pytest.mark.usefixtures("poisoned_empty")
 def test_forward_and_backward(shape, dtype, device):
     h, memory, k = random_problem(shape, dtype, device)
-    outputs = launch.forward(h, memory, k, 0.7)
+    outputs = launch.cosine_topk(h, memory, k, 0.7)
     check_forward(h, memory, k, 0.7, outputs)
 
     grads = torch.randn_like(outputs[0]), torch.randn_like(outputs[2])
     for grad_gates, grad_cosines in [grads, (grads[0], None), (None, grads[1])]:
         given = [None if grad is None else grad.double() for grad in (grad_gates, grad_cosines)]
         saved = outputs[0].double(), outputs[1], outputs[2].double()
-        exact = reference.cosine_topk_backward(*given, h.double(), memory.double(), *saved, 0.7)
-        eager = reference.cosine_topk_backward(grad_gates, grad_cosines, h, memory, *outputs, 0.7)
+        exact = reference.backward(*given, h.double(), memory.double(), *saved, 0.7)
+        eager = reference.backward(grad_gates, grad_cosines, h, memory, *outputs, 0.7)
         got = launch.backward(grad_gates, grad_cosines, h, memory, *outputs, 0.7)
         assert got.dtype == dtype
         assert got.is_contiguous()
@@ -77,17 +77,17 @@ def test_forward_and_backward(shape, dtype, device):
 def test_one_program_takes_several_tiles(dtype, device, monkeypatch):
     monkeypatch.setattr(launch, "machine_of", lambda device: Machine(90, 1))
     h, memory, k = random_problem((71, 24, 6, 2), dtype, device)
-    outputs = launch.forward(h, memory, k)
+    outputs = launch.cosine_topk(h, memory, k)
     check_forward(h, memory, k, 1.0, outputs)
     grad = torch.randn_like(outputs[0])
-    expected = reference.cosine_topk_backward(None, grad, h, memory, *outputs)
+    expected = reference.backward(None, grad, h, memory, *outputs)
     torch.testing.assert_close(launch.backward(None, grad, h, memory, *outputs), expected)
 
 
 @pytest.mark.parametrize("shape", [(0, 7, 4, 2), (3, 0, 4, 2)], ids=["no rows", "no features"])
 def test_nothing_to_read(shape, device):
     h, memory, k = random_problem(shape, torch.float32, device)
-    gates, experts, cosines = launch.forward(h, memory, k)
+    gates, experts, cosines = launch.cosine_topk(h, memory, k)
     assert gates.shape == experts.shape == cosines.shape == (shape[0], k)
     assert (cosines == 0).all()
     assert launch.backward(gates, cosines, h, memory, gates, experts, cosines).shape == h.shape
@@ -96,7 +96,7 @@ def test_nothing_to_read(shape, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_ties_go_to_the_lower_expert(dtype, device):
     h, row = torch.randn(20, 40, device=device).to(dtype), torch.randn(40, device=device)
-    _, experts, _ = launch.forward(h, row.expand(6, 40), 3)
+    _, experts, _ = launch.cosine_topk(h, row.expand(6, 40), 3)
     assert (experts == torch.tensor([0, 1, 2], device=device)).all()
 
 
@@ -105,7 +105,7 @@ def test_ties_go_to_the_lower_expert(dtype, device):
 def test_zero_rows(dtype, device):
     h, memory, k = random_problem((20, 40, 5, 5), dtype, device)
     h[3], memory[2] = 0, 0
-    gates, experts, cosines = launch.forward(h, memory, k)
+    gates, experts, cosines = launch.cosine_topk(h, memory, k)
     assert (cosines[3] == 0).all()
     assert experts[3].tolist() == [0, 1, 2, 3, 4]
     torch.testing.assert_close(gates[3], torch.full_like(gates[3], 0.2))
@@ -120,9 +120,9 @@ def test_zero_rows(dtype, device):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of the interpreter
 def test_bad_rows_stay_alone(dtype, bad, device):
     h, memory, k = random_problem((20, 40, 5, 3), dtype, device)
-    clean = launch.forward(h, memory, k)
+    clean = launch.cosine_topk(h, memory, k)
     h[3, 7] = bad
-    gates, experts, cosines = launch.forward(h, memory, k)
+    gates, experts, cosines = launch.cosine_topk(h, memory, k)
     assert gates[3].isnan().all()
     assert cosines[3].isnan().all()
     assert experts[3].tolist() == [0, 1, 2]
@@ -140,7 +140,7 @@ def test_bad_rows_stay_alone(dtype, bad, device):
 def test_a_bad_expert_ranks_first_as_in_the_reference(device):
     h, memory, k = random_problem((10, 40, 5, 3), torch.float32, device)
     memory[3, 0] = float("nan")
-    for got, expected in zip(launch.forward(h, memory, k), reference.cosine_topk(h, memory, k), strict=True):
+    for got, expected in zip(launch.cosine_topk(h, memory, k), reference.cosine_topk(h, memory, k), strict=True):
         torch.testing.assert_close(got, expected, equal_nan=True)
 
 
@@ -148,8 +148,8 @@ def test_a_bad_expert_ranks_first_as_in_the_reference(device):
 def test_lengths_do_not_matter(dtype, device):
     h, memory, k = random_problem((20, 24, 7, 3), dtype, device)
     lengths = 2.0 ** torch.arange(-20, 20, 2, device=device)[:, None]
-    scaled = launch.forward((h * lengths).to(dtype), memory * lengths[:7], k)
-    for got, expected in zip(scaled, launch.forward(h, memory, k), strict=True):
+    scaled = launch.cosine_topk((h * lengths).to(dtype), memory * lengths[:7], k)
+    for got, expected in zip(scaled, launch.cosine_topk(h, memory, k), strict=True):
         torch.testing.assert_close(got, expected)
 
 
@@ -166,8 +166,8 @@ STRIDES = {
 def test_strides(view, device):
     h = view(torch.randn(18, 48, device=device))
     memory = torch.randn(5, 2 * h.shape[1], device=device)[:, ::2]
-    got = launch.forward(h, memory, 2)
-    for a, b in zip(got, launch.forward(h.contiguous(), memory.contiguous(), 2), strict=True):
+    got = launch.cosine_topk(h, memory, 2)
+    for a, b in zip(got, launch.cosine_topk(h.contiguous(), memory.contiguous(), 2), strict=True):
         assert torch.equal(a, b)
     grad = torch.randn(2, h.shape[0], device=device).T
     expected = launch.backward(grad.contiguous(), None, h.contiguous(), memory.contiguous(), *got)
@@ -177,16 +177,18 @@ def test_strides(view, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_same_bits_every_run(dtype, device):
     h, memory, k = random_problem((40, 80, 8, 3), dtype, device)
-    first = launch.forward(h, memory, k)
+    first = launch.cosine_topk(h, memory, k)
     grads = [launch.backward(first[0], first[2], h, memory, *first) for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(first, launch.forward(h, memory, k), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, launch.cosine_topk(h, memory, k), strict=True))
     assert torch.equal(*grads)
 
 
 def test_a_row_does_not_depend_on_its_neighbours(device):
     h, memory, k = random_problem((40, 24, 8, 3), torch.float32, device)
     permutation = torch.randperm(40, device=device)
-    for got, expected in zip(launch.forward(h[permutation], memory, k), launch.forward(h, memory, k), strict=True):
+    for got, expected in zip(
+        launch.cosine_topk(h[permutation], memory, k), launch.cosine_topk(h, memory, k), strict=True
+    ):
         assert torch.equal(got, expected[permutation])
 
 
@@ -202,7 +204,7 @@ def test_registered_for_cuda_with_the_checks_of_the_eager_path(device):
         expected = reference.cosine_topk(h.to(dtype), memory, k)
         torch.testing.assert_close(got[2], expected[2])
         grad = op._cuda_backward(got[0], None, h.to(dtype), memory, *got)
-        torch.testing.assert_close(grad, reference.cosine_topk_backward(got[0], None, h.to(dtype), memory, *got))
+        torch.testing.assert_close(grad, reference.backward(got[0], None, h.to(dtype), memory, *got))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -20,7 +20,7 @@ from rbm_kernels._library import TRITON_OPERATORS
 from rbm_kernels.ops.cosine_topk import op as cosine_topk_op
 from rbm_kernels.ops.expert_matmul import launch
 from rbm_kernels.ops.expert_matmul import op as expert_matmul_op
-from rbm_kernels.ops.routed_matmul import config as routed_config
+from rbm_kernels.ops.routed_matmul import op as routed_matmul_op
 
 SOURCES = [path for path in Path(rbm_kernels.__file__).parent.rglob("*.py") if path.name != "_launching.py"]
 
@@ -317,7 +317,7 @@ def test_experts_too_large_for_32_bits_are_left_to_the_reference(monkeypatch, sh
     expert_matmul_op._cuda_backward_input(grad, x, weight, None, gates, experts)
     expert_matmul_op._cuda_backward_weight(grad, x, gates, experts, num_experts)
     assert (len(launched.mock_calls), len(left.mock_calls)) == ((3, 0) if fits else (0, 3))
-    assert routed_config.serves(x, memory, weight) == fits
+    assert routed_matmul_op._kernels_serve(x, memory, weight) == fits
 
 
 def test_the_next_power_of_two_is_that_of_triton():

@@ -31,7 +31,7 @@ def routed_alike(h, memory, forward, backward):
     torch.testing.assert_close(every.gather(1, got[1].long()), exact[2], rtol=0, atol=3e-7)
     grads = torch.randn(h.shape[0], 2), torch.randn(h.shape[0], 2)
     wide = [grad.double() for grad in grads]
-    truth = reference.cosine_topk_backward(*wide, h.double(), memory.double(), got[0].double(), got[1], exact[2], 0.7)
+    truth = reference.backward(*wide, h.double(), memory.double(), got[0].double(), got[1], exact[2], 0.7)
     found = backward(*grads, h, memory, *got, 0.7).double()
     # Relative to each row's slopes; what lies below float32's normal numbers has few digits.
     size = truth.abs().amax(1, keepdim=True).clamp_min(1e-4 * wide[0].abs().max() / LENGTHS[0])
@@ -55,7 +55,7 @@ class TestFloat32Range:
 
     def test_reference(self, width, dtype):
         h, memory = of_lengths(LENGTHS, width, dtype), of_lengths(MEMORY_LENGTHS, width, torch.float32)
-        routed_alike(h, memory, reference.cosine_topk, reference.cosine_topk_backward)
+        routed_alike(h, memory, reference.cosine_topk, reference.backward)
 
     def test_triton_kernels(self, width, dtype, device):
         launch = pytest.importorskip("rbm_kernels.ops.cosine_topk.launch")
@@ -64,7 +64,7 @@ class TestFloat32Range:
         def on_device(function):
             return lambda *a: _to_cpu(function(*[t.to(device) if isinstance(t, torch.Tensor) else t for t in a]))
 
-        routed_alike(h, memory, on_device(launch.forward), on_device(launch.backward))
+        routed_alike(h, memory, on_device(launch.cosine_topk), on_device(launch.backward))
 
     def test_whole_layer_for_few_rows(self, width, dtype, device):
         """Each row in the range that its product with a weight stays in."""
@@ -77,7 +77,7 @@ class TestFloat32Range:
         truth = expert_matmul(h, weight, None, gates, experts)
         for got in (
             routed_matmul(h, memory, weight, None, 2),
-            launch.forward(h.to(device), memory.to(device), weight.to(device), None, 2).cpu(),
+            launch.routed_matmul(h.to(device), memory.to(device), weight.to(device), None, 2).cpu(),
         ):
             size = truth.double().abs().amax(1, keepdim=True)
             error = ((got.double() - truth.double()).abs() / size).max()

@@ -154,6 +154,11 @@ BAD = {
         ValueError,
         r"router\[0\] has shape",
     ),
+    "no router": (
+        lambda: [learned(D, N)._replace(router=(None, None))],
+        TypeError,
+        r"layers\[0\]\.router\[0\] is a NoneType, expected a tensor",
+    ),
     "k": (lambda: [routed(D, N)._replace(k=6)], ValueError, "k is 6"),
     "temperature": (lambda: [routed(D, N)._replace(temperature=0.0)], ValueError, "temperature is 0.0"),
     "norm": (lambda: [linear(D, N, norm="group")], ValueError, "norm is 'group', expected one of none, affine, layer"),

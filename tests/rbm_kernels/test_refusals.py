@@ -25,10 +25,10 @@ def tensor_arguments():
     ]
 
 
-@pytest.mark.parametrize(
-    ("operator", "name"),
-    [at for at in tensor_arguments() if hasattr(rbm_kernels, at[0])],
-)
+PUBLIC_ARGUMENTS = [at for at in tensor_arguments() if hasattr(rbm_kernels, at[0])]
+
+
+@pytest.mark.parametrize(("operator", "name"), PUBLIC_ARGUMENTS)
 def test_what_is_no_tensor(operator, name):
     """NumPy's arrays have a dtype and a shape of the same names."""
     given = arguments()[operator]
@@ -36,6 +36,15 @@ def test_what_is_no_tensor(operator, name):
     for value in (given[name].numpy(), given[name].tolist(), *([] if optional else [None])):
         with pytest.raises(TypeError, match=rf"rbm::\w+: {name} is a {type(value).__name__}, expected a tensor"):
             getattr(rbm_kernels, operator)(**given | {name: value})
+
+
+@pytest.mark.parametrize(("operator", "name"), PUBLIC_ARGUMENTS)
+def test_a_sparse_tensor(operator, name):
+    """PyTorch's message was about an operator of its own that sparse tensors lack, such as aten::gt.Scalar."""
+    given = arguments()[operator]
+    refused = rf"rbm::\w+: {name} has layout sparse_coo, expected a dense tensor; use {name}\.to_dense"
+    with pytest.raises(TypeError, match=refused):
+        getattr(rbm_kernels, operator)(**given | {name: given[name].to_sparse()})
 
 
 @pytest.mark.parametrize("operator", arguments())
@@ -233,7 +242,16 @@ def without_memory():
     no_pairs = torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.int32)
     most = 2**31 - 1
     ops = torch.ops.rbm
+    huge = 2**20
+    x, weight = torch.zeros(2, huge), torch.zeros(1).expand(huge, huge, huge)
+    half = torch.zeros(1, dtype=torch.half).expand(huge, huge, huge)
+    rows = torch.tensor([0, 1, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32), torch.zeros(1)
+    adjacent = torch.zeros(9).expand(huge, huge, 9)
     return {
+        "copy": (ops.expert_matmul, x, weight, None, *one),
+        "copy in float32": (ops.expert_matmul, x.half(), half, None, *one),
+        "copy for sparse rows": (ops.sparse_expert_matmul, *rows, weight, None, None, *one),
+        "gradient for sparse rows": (ops.sparse_expert_matmul_backward_weight, x, *rows, adjacent, None, *one),
         "result": (ops.expert_matmul_backward_weight, torch.zeros(2, 9999), torch.zeros(2, 9999), *one, most),
         "product of sizes": (ops.memory_statistics, torch.zeros(0, most), torch.zeros(0, 1), one[1][:0], most),
         "a thread": (ops.sparse_expert_matmul, *no_entries, torch.zeros(0, 2**20, most), None, None, *no_pairs),
@@ -329,5 +347,12 @@ def test_the_most_experts_that_can_be_ordered():
 @pytest.mark.parametrize(("k", "num_experts"), [(2**19, 2**20), (40, 100), (66, 67)])
 def test_sets_that_64_bits_do_not_number_are_refused_before_memory_is_asked_for(k, num_experts):
     """A table of binomials for half of a million experts would take terabytes."""
-    with pytest.raises(RuntimeError, match=rf"more than 2\^63 sets of {k} of {num_experts} experts, too many to rank"):
+    refused = rf"more than 2\^63 sets of {k} of {num_experts} experts, too many to rank: order them in several passes"
+    with pytest.raises(RuntimeError, match=refused):
         expert_order(torch.arange(k, dtype=torch.int32)[None], num_experts)
+
+
+def test_more_choices_than_experts():
+    """The message called the experts rows of a memory, which expert_order does not take."""
+    with pytest.raises(ValueError, match=r"expert_order: k is 3, expected between 1 and the number of experts, 2$"):
+        expert_order(torch.zeros(4, 3, dtype=torch.int32), 2)

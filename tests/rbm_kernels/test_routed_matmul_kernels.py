@@ -48,13 +48,13 @@ def check(y, x, memory, weight, bias, k, temperature=1.0) -> None:
 @pytest.mark.usefixtures("poisoned_empty")
 def test_against_reference(shape, dtype, device):
     arguments = problem(shape, dtype, device)
-    check(launch.forward(*arguments, 0.7), *arguments, 0.7)
+    check(launch.routed_matmul(*arguments, 0.7), *arguments, 0.7)
 
 
 @pytest.mark.usefixtures("poisoned_empty")
 def test_without_bias(device):
     x, memory, weight, _, k = problem((20, 16, 20, 5, 2), torch.float32, device)
-    check(launch.forward(x, memory, weight, None, k), x, memory, weight, None, k)
+    check(launch.routed_matmul(x, memory, weight, None, k), x, memory, weight, None, k)
 
 
 @pytest.mark.parametrize(("processors", "block_n"), [(2, 16), (1, 32)])
@@ -63,24 +63,24 @@ def test_wider_tiles_on_a_smaller_machine(processors, block_n, device, monkeypat
     monkeypatch.setattr(launch, "machine_of", lambda device: Machine(90, processors))
     arguments = problem((10, 150, 50, 4, 2), torch.float32, device)
     assert config.choose_tile(10, 150, 50, 4, torch.float32, Machine(90, processors)).block_n == block_n
-    check(launch.forward(*arguments), *arguments)
+    check(launch.routed_matmul(*arguments), *arguments)
 
 
 @pytest.mark.parametrize("shape", [(0, 7, 4, 3, 2), (3, 7, 0, 3, 2)], ids=["no rows", "no outputs"])
 def test_nothing_to_write(shape, device):
-    assert launch.forward(*problem(shape, torch.float32, device)).shape == (shape[0], shape[2])
+    assert launch.routed_matmul(*problem(shape, torch.float32, device)).shape == (shape[0], shape[2])
 
 
 def test_no_features_leave_the_bias(device):
     x, memory, weight, bias, k = problem((3, 0, 4, 3, 2), torch.float32, device)
-    torch.testing.assert_close(launch.forward(x, memory, weight, bias, k), bias[:2].mean(0).expand(3, 4))
+    torch.testing.assert_close(launch.routed_matmul(x, memory, weight, bias, k), bias[:2].mean(0).expand(3, 4))
 
 
 def test_writes_nothing_beyond_the_result(device, monkeypatch):
     arguments = problem((17, 8, 10, 4, 2), torch.float32, device)
     buffer = torch.full((64, 10), float("nan"), device=device)
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: buffer[:17])
-    check(launch.forward(*arguments), *arguments)
+    check(launch.routed_matmul(*arguments), *arguments)
     assert buffer[17:].isnan().all()
 
 
@@ -88,9 +88,9 @@ def test_writes_nothing_beyond_the_result(device, monkeypatch):
 def test_ties_go_to_the_lower_expert(dtype, device):
     x, _, weight, bias, k = problem((20, 40, 9, 6, 3), dtype, device)
     memory = torch.randn(40, device=device).expand(6, 40)
-    check(launch.forward(x, memory, weight, bias, k), x, memory, weight, bias, k)
+    check(launch.routed_matmul(x, memory, weight, bias, k), x, memory, weight, bias, k)
     expected = (torch.einsum("bd,end->bn", x.double(), weight[:3].double()) + bias[:3].double().sum(0)) / 3
-    y = launch.forward(x, memory, weight, bias, k)
+    y = launch.routed_matmul(x, memory, weight, bias, k)
     torch.testing.assert_close(y.double(), expected, atol=0.05, rtol=0.01)
 
 
@@ -98,7 +98,7 @@ def test_ties_go_to_the_lower_expert(dtype, device):
 def test_zero_rows(dtype, device):
     x, memory, weight, bias, k = problem((20, 40, 9, 5, 5), dtype, device)
     x[3], memory[2] = 0, 0
-    y = launch.forward(x, memory, weight, bias, k)
+    y = launch.routed_matmul(x, memory, weight, bias, k)
     check(y, x, memory, weight, bias, k)
     torch.testing.assert_close(y[3].double(), bias.double().mean(0), atol=1e-2, rtol=1e-2)
 
@@ -110,7 +110,7 @@ def test_experts_that_no_row_uses_are_not_read(rows, device):
     memory[[3, 5]] = x[:1] * torch.tensor([[1.0], [2.0]], device=device)
     x[:] = x[:1]
     weight[[0, 1, 2, 4]] = bias[[0, 1, 2, 4]] = float("nan")
-    y = launch.forward(x, memory, weight, bias, k)
+    y = launch.routed_matmul(x, memory, weight, bias, k)
     expected = (torch.einsum("bd,end->bn", x, weight[[3, 5]]) + bias[[3, 5]].sum(0)) / 2
     torch.testing.assert_close(y, expected)
 
@@ -120,9 +120,9 @@ def test_experts_that_no_row_uses_are_not_read(rows, device):
 @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
 def test_bad_rows_stay_alone(bad, device):
     x, memory, weight, bias, k = problem((20, 40, 9, 5, 3), torch.float32, device)
-    clean = launch.forward(x, memory, weight, bias, k)
+    clean = launch.routed_matmul(x, memory, weight, bias, k)
     x[3, 7] = bad
-    y = launch.forward(x, memory, weight, bias, k)
+    y = launch.routed_matmul(x, memory, weight, bias, k)
     others = torch.arange(20, device=device) != 3
     assert y[3].isnan().all()
     assert torch.equal(y[others], clean[others])
@@ -130,16 +130,16 @@ def test_bad_rows_stay_alone(bad, device):
 
 def test_strides(device):
     x, memory, weight, bias, k = problem((20, 12, 10, 4, 2), torch.float32, device)
-    expected = launch.forward(x, memory, weight, bias, k)
+    expected = launch.routed_matmul(x, memory, weight, bias, k)
     wide = torch.randn(40, 30, device=device)
     wide[::2, 5:17] = x
     turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
     apart = torch.randn(4, 20, device=device)
     apart[:, ::2] = bias
     columns = memory.T.contiguous().T
-    assert torch.equal(launch.forward(wide[::2, 5:17], columns, turned, apart[:, ::2], k), expected)
-    assert torch.equal(launch.forward(x.T.contiguous().T, memory, weight, bias, k), expected)
-    one = launch.forward(x[:1].expand(20, -1), memory, weight, bias, k)
+    assert torch.equal(launch.routed_matmul(wide[::2, 5:17], columns, turned, apart[:, ::2], k), expected)
+    assert torch.equal(launch.routed_matmul(x.T.contiguous().T, memory, weight, bias, k), expected)
+    one = launch.routed_matmul(x[:1].expand(20, -1), memory, weight, bias, k)
     assert torch.equal(one, expected[:1].expand(20, -1))
 
 
@@ -147,17 +147,17 @@ def test_strides(device):
 def test_a_row_does_not_depend_on_its_neighbours(dtype, device):
     """Bitwise: experts are summed in ascending order, and experts of other rows add zero."""
     x, memory, weight, bias, k = problem((40, 24, 9, 8, 3), dtype, device)
-    y = launch.forward(x, memory, weight, bias, k)
+    y = launch.routed_matmul(x, memory, weight, bias, k)
     permutation = torch.randperm(40, device=device)
-    assert torch.equal(launch.forward(x[permutation], memory, weight, bias, k), y[permutation])
-    assert torch.equal(launch.forward(x[5:6], memory, weight, bias, k), y[5:6])
+    assert torch.equal(launch.routed_matmul(x[permutation], memory, weight, bias, k), y[permutation])
+    assert torch.equal(launch.routed_matmul(x[5:6], memory, weight, bias, k), y[5:6])
 
 
 def test_registered_for_cuda_and_larger_batches_take_the_two_operators(device, monkeypatch):
     assert torch._C._dispatch_has_kernel_for_dispatch_key("rbm::routed_matmul", "CUDA")
     launched = []
-    forward = launch.forward
-    monkeypatch.setattr(launch, "forward", lambda *arguments: launched.append(arguments) or forward(*arguments))
+    forward = launch.routed_matmul
+    monkeypatch.setattr(launch, "routed_matmul", lambda *arguments: launched.append(arguments) or forward(*arguments))
     for rows, dtype, by_kernel in ((64, torch.float32, True), (65, torch.float32, False), (8, torch.float64, False)):
         x, memory, weight, bias, k = problem((rows, 6, 5, 4, 2), dtype, device)
         y = op._cuda(x, memory, weight, bias, k, temperature=0.5)

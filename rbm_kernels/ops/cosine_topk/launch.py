@@ -10,7 +10,7 @@ from rbm_kernels.ops.cosine_topk.kernels import cosine_topk_bwd_kernel, cosine_t
 from rbm_kernels.ops.cosine_topk.reference import EPS
 
 
-def forward(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+def cosine_topk(h: Tensor, memory: Tensor, k: int, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """``h [B, D]``, ``memory [E, D]`` float32 -> gates, experts, cosines, each ``[B, k]``."""
     rows, features = h.shape
     device = h.device

@@ -48,8 +48,7 @@ def cosine_topk(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) 
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, ``k`` or the temperature out of range, or CUDA tensors on different
-            devices.
+        ValueError: shapes that do not match, tensors on different devices, or ``k`` or the temperature out of range.
     """
     if _onnx.is_exporting():
         _check(h, memory, k, temperature=temperature)
@@ -89,29 +88,18 @@ def _fake(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tup
     return h.new_empty(shape, dtype=dtype), h.new_empty(shape, dtype=torch.int32), h.new_empty(shape, dtype=dtype)
 
 
-def _fake_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
-    return torch.empty_like(h, memory_format=torch.contiguous_format)
-
-
-@implement_everywhere("cosine_topk_backward")
-def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
-    return reference.cosine_topk_backward(
-        grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature
-    ).contiguous()
-
-
-def served_by_triton(h: Tensor, memory: Tensor) -> bool:
-    """False for float64 and for more experts than fit in a tile: the reference serves those."""
+def kernels_serve(h: Tensor, memory: Tensor) -> bool:
+    """Whether the Triton kernels compute this: no float64, and no more experts than fit in a tile."""
     return checks.accumulation_dtype(h, memory) == torch.float32 and memory.shape[0] <= 128
 
 
 @implement_cuda("cosine_topk", _check)
 def _cuda(h: Tensor, memory: Tensor, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    if not served_by_triton(h, memory):
+    if not kernels_serve(h, memory):
         return _eager(h, memory, k, temperature=temperature)
     from rbm_kernels.ops.cosine_topk import launch
 
-    return launch.forward(h, memory, k, temperature)
+    return launch.cosine_topk(h, memory, k, temperature)
 
 
 def _check_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> None:
@@ -128,9 +116,18 @@ def _check_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines
             checks.check_dtype(op, name, tensor, (torch.float32, torch.float64))
 
 
+@implement_everywhere("cosine_topk_backward")
+def _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
+    return reference.backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature).contiguous()
+
+
+def _fake_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
+    return torch.empty_like(h, memory_format=torch.contiguous_format)
+
+
 @implement_cuda("cosine_topk_backward", _check_backward)
 def _cuda_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, *, temperature=1.0) -> Tensor:
-    if not served_by_triton(h, memory):
+    if not kernels_serve(h, memory):
         return _eager_backward(grad_gates, grad_cosines, h, memory, gates, experts, cosines, temperature=temperature)
     from rbm_kernels.ops.cosine_topk import launch
 

@@ -47,7 +47,7 @@ def unit(rows: Tensor) -> Tensor:
     return torch.where(short, rows.detach() / EPS, rows / torch.where(short, 1.0, square).sqrt())
 
 
-def cosine_topk_backward(
+def backward(
     grad_gates: Tensor | None,
     grad_cosines: Tensor | None,
     h: Tensor,

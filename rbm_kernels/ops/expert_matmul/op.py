@@ -66,8 +66,9 @@ def expert_matmul(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match; on CUDA, tensors on different devices, an order of different rows, or so
-            many rows that ``tile_experts`` of the order would have 2^31 elements.
+        ValueError: shapes that do not match, or tensors on different devices; on CUDA, an order of different rows, or
+            so many rows that ``tile_experts`` of the order would have 2^31 elements.
+        RuntimeError: on the CPU, an expert out of range.
     """
     if _onnx.is_exporting():
         _check(x, weight, bias, gates, experts)
@@ -102,16 +103,6 @@ def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
     if config.is_small(rows, k, num_experts, weight.numel(), precision):
         return None
     return expert_order(experts, num_experts, *config.order_of(rows, num_experts, k, precision))
-
-
-def _kernels_serve(x: Tensor) -> bool:
-    """Whether the Triton kernels compute this: on CUDA, except float64, which they do not support."""
-    return x.is_cuda and x.dtype != torch.float64
-
-
-def _kernels_take(*sizes: int) -> bool:
-    """Whether kernels take weights ``[E, N, D]`` of these sizes: a grid must have a program, and numbers must fit."""
-    return 0 not in sizes and config.numbers_fit(*sizes)
 
 
 def check_weights(op: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -179,11 +170,35 @@ def _fake(x, weight, bias, gates, experts, *_order) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
+def _kernels_serve(x: Tensor) -> bool:
+    """Whether the Triton kernels compute this: on CUDA, except float64, which they do not support."""
+    return x.is_cuda and x.dtype != torch.float64
+
+
+def _kernels_take(*sizes: int) -> bool:
+    """Whether kernels take weights ``[E, N, D]`` of these sizes: a grid must have a program, and numbers must fit."""
+    return 0 not in sizes and config.numbers_fit(*sizes)
+
+
+@cache
+def _launch() -> ModuleType:
+    """The kernels' launch functions. Imported on the first call: Triton takes a second to import, and is optional."""
+    from rbm_kernels.ops.expert_matmul import launch
+
+    return launch
+
+
 @implement_cuda("expert_matmul", _check)
 def _cuda(x, weight, bias, gates, experts, *order) -> Tensor:
     if not (_kernels_serve(x) and _kernels_take(*weight.shape)):
         return _eager(x, weight, bias, gates, experts)
     return _launch().expert_matmul(x, weight, bias, gates, experts, *order)
+
+
+def _check_backward_input(grad, x, weight, bias, gates, experts, with_gates=True, *order) -> None:
+    op = "expert_matmul_backward_input"
+    _check(x, weight, bias, gates, experts, *order, op=op)
+    _check_grad(op, grad, x, weight.shape[1])
 
 
 @implement_everywhere("expert_matmul_backward_input")
@@ -196,17 +211,20 @@ def _fake_backward_input(grad, x, weight, bias, gates, experts, with_gates=True,
     return x.new_empty(x.shape), gates.new_empty(gates.shape if with_gates else 0)
 
 
-def _check_backward_input(grad, x, weight, bias, gates, experts, with_gates=True, *order) -> None:
-    op = "expert_matmul_backward_input"
-    _check(x, weight, bias, gates, experts, *order, op=op)
-    _check_grad(op, grad, x, weight.shape[1])
-
-
 @implement_cuda("expert_matmul_backward_input", _check_backward_input)
 def _cuda_backward_input(grad, x, weight, bias, gates, experts, with_gates=True, *order) -> tuple[Tensor, Tensor]:
     if not (_kernels_serve(x) and _kernels_take(*weight.shape)):
         return _eager_backward_input(grad, x, weight, bias, gates, experts, with_gates)
     return _launch().backward_input(grad, x, weight, bias, gates, experts, with_gates, *order)
+
+
+def _check_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> None:
+    op = "expert_matmul_backward_weight"
+    checks.check_dtype(op, "x", x, checks.FLOATING)
+    checks.check_shape(op, "x", x, (None, None), "rows by features")
+    _check_grad(op, grad, x, None)
+    _check_pairs(op, x, gates, experts)
+    checks.check_num_experts(op, num_experts)
 
 
 @implement_everywhere("expert_matmul_backward_weight")
@@ -222,28 +240,11 @@ def _fake_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) 
     )
 
 
-def _check_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> None:
-    op = "expert_matmul_backward_weight"
-    checks.check_dtype(op, "x", x, checks.FLOATING)
-    checks.check_shape(op, "x", x, (None, None), "rows by features")
-    _check_grad(op, grad, x, None)
-    _check_pairs(op, x, gates, experts)
-    checks.check_num_experts(op, num_experts)
-
-
 @implement_cuda("expert_matmul_backward_weight", _check_backward_weight)
 def _cuda_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> tuple[Tensor, Tensor]:
     if not (_kernels_serve(x) and _kernels_take(num_experts, grad.shape[1], x.shape[1])):
         return _eager_backward_weight(grad, x, gates, experts, num_experts, with_bias)
     return _launch().backward_weight(grad, x, gates, experts, num_experts, with_bias)
-
-
-@cache
-def _launch() -> ModuleType:
-    """The kernels' launch functions. Imported on the first call: Triton takes a second to import, and is optional."""
-    from rbm_kernels.ops.expert_matmul import launch
-
-    return launch
 
 
 def _save(

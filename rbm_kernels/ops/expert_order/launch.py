@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rbm_kernels._launching import launcher, machine_of, prepared, with_adjacent_features
 from rbm_kernels.ops.expert_order import kernels
-from rbm_kernels.ops.expert_order.op import ranks_fit, widest_number
+from rbm_kernels.ops.expert_order.op import widest_number
 
 # Groups of rows that one program handles together when it sorts by a digit.
 GROUPS = 16
@@ -37,12 +37,6 @@ def path(rows: int, block_m: int) -> Literal["select", "count"]:
     - ``count``: a stable counting sort by each digit of the rank, lowest digit first: two launches per digit.
     """
     return "select" if rows <= SELECTED_FROM and block_m <= SELECTED else "count"
-
-
-@prepared
-def fits(num_experts: int, k: int) -> bool:
-    """Whether the kernels support these shapes: ranks fit in 64 bits, and a tile's experts in registers."""
-    return ranks_fit(num_experts, k) and num_experts <= 2048
 
 
 class _Digit(NamedTuple):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rbm_kernels import checks
+from rbm_kernels._launching import prepared
 from rbm_kernels._library import define, implement_cuda, implement_everywhere, implement_fake
 from rbm_kernels.ops.expert_order import reference
 
@@ -122,15 +123,6 @@ def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Ten
     return reference.expert_order(experts, num_experts, block_m)
 
 
-@implement_cuda("expert_order", _check)
-def _cuda(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
-    from rbm_kernels.ops.expert_order import launch
-
-    if not launch.fits(num_experts, experts.shape[1]):
-        return _eager(experts, num_experts, block_m)
-    return launch.expert_order(experts, num_experts, block_m)
-
-
 def _fake(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
     _check(experts, num_experts, block_m)
     tiles = (experts.shape[0] + block_m - 1) // block_m
@@ -139,6 +131,21 @@ def _fake(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tens
         experts.new_empty((tiles, num_experts)),
         experts.new_empty((tiles,)),
     )
+
+
+@prepared
+def _kernels_serve(num_experts: int, k: int) -> bool:
+    """Whether the Triton kernels compute this: ranks fit in 64 bits, and a tile's experts in registers."""
+    return ranks_fit(num_experts, k) and num_experts <= 2048
+
+
+@implement_cuda("expert_order", _check)
+def _cuda(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor, Tensor]:
+    if not _kernels_serve(num_experts, experts.shape[1]):
+        return _eager(experts, num_experts, block_m)
+    from rbm_kernels.ops.expert_order import launch
+
+    return launch.expert_order(experts, num_experts, block_m)
 
 
 implement_fake("expert_order", _fake)

@@ -53,7 +53,7 @@ def fold_experts(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match; on CUDA, tensors on different devices.
+        ValueError: shapes that do not match, or tensors on different devices.
     """
     try:
         folded, folded_bias = torch.ops.rbm.fold_experts(weight, bias, attention, log_scale, dtype=dtype)

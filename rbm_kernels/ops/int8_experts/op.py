@@ -33,7 +33,7 @@ def quantize_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not match, or non-finite numbers.
+        ValueError: shapes that do not match, tensors on different devices, or non-finite numbers.
     """
     op = "quantize_experts"
     checks.check_dtype(op, "weight", weight, (torch.float32,))
@@ -70,11 +70,11 @@ def routed_matmul_int8(
 
     Returns:
         ``y [B, N]``, float32. A row with a non-finite number gets NaN in all its outputs. A row in which no absolute
-        value reaches 1e-30 gets the biases.
+        value reaches 1e-30 gets the gated biases.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, or ``k`` or the temperature out of range.
+        ValueError: shapes that do not match, tensors on different devices, or ``k`` or the temperature out of range.
         RuntimeError: a gradient is needed: gradients are enabled, and an argument requires one.
     """
     if is_compiling():

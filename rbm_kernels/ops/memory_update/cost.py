@@ -3,10 +3,10 @@
 ``h [B, D]`` has ``s`` bytes per element; gates, memory and sums have ``a``: 4, or 8 for float64 rows. There is no
 derivative.
 
-This is the minimum, not what a kernel does. On a GPU, rows wider than a tile (256 columns in Triton; 1,024 in CUDA,
-2,048 for 16 bits) are read a second time for their norms. Rows are also read again for every 32 experts beyond the
-first 32 (16 in half precision; 8 in float64 and in CUDA). Partial results, at most two ``[E, D]`` per multiprocessor,
-are written and read.
+This is the minimum, not what a kernel does. On a GPU, rows wider than a tile (256 columns in Triton, 64 in float64;
+1,024 in CUDA, 2,048 for 16 bits, 512 in float64) are read a second time for their norms. Rows are also read again for
+every 32 experts beyond the first 32 (16 in half precision; 8 in float64 and in CUDA). Partial results, at most two
+``[E, D]`` per multiprocessor, are written and read.
 """
 
 import torch

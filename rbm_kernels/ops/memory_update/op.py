@@ -55,7 +55,7 @@ def memory_statistics(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, or ``num_experts < 1``.
+        ValueError: shapes that do not match, tensors on different devices, or ``num_experts < 1``.
         RuntimeError: on the CPU, an expert out of range.
     """
     try:
@@ -83,8 +83,8 @@ def memory_update_(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, a decay outside [0, 1], or a ``memory`` whose elements overlap each other
-            or another argument.
+        ValueError: shapes that do not match, tensors on different devices, a decay outside [0, 1], or a ``memory``
+            whose elements overlap each other or another argument.
         RuntimeError: ``memory`` requires a gradient while gradients are enabled, or carries a tangent.
     """
     try:
@@ -105,6 +105,31 @@ def _check_statistics(h: Tensor, gates: Tensor, experts: Tensor, num_experts: in
     checks.check_shape(op, "gates", gates, (h.shape[0], None), "one row for each row of h")
     checks.check_shape(op, "experts", experts, (h.shape[0], gates.shape[1]), "one expert for each gate")
     checks.check_num_experts(op, num_experts)
+
+
+@implement_everywhere("memory_statistics")
+def _eager_statistics(
+    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
+) -> tuple[Tensor, Tensor]:
+    _check_statistics(h, gates, experts, num_experts)
+    checks.check_indices("memory_statistics", "experts", experts, num_experts)
+    return reference.memory_statistics(h, gates, experts, num_experts, normalize)
+
+
+def _fake_statistics(
+    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
+) -> tuple[Tensor, Tensor]:
+    _check_statistics(h, gates, experts, num_experts)
+    return gates.new_empty(num_experts, h.shape[1]), gates.new_empty(num_experts)
+
+
+@implement_cuda("memory_statistics", _check_statistics, stands_in=True)
+def _cuda_statistics(
+    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
+) -> tuple[Tensor, Tensor]:
+    from rbm_kernels.ops.memory_update import launch
+
+    return launch.memory_statistics(h, gates, experts, num_experts, normalize)
 
 
 def _check_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, **_: bool) -> None:
@@ -143,15 +168,6 @@ def _addresses(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-@implement_everywhere("memory_statistics")
-def _eager_statistics(
-    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
-) -> tuple[Tensor, Tensor]:
-    _check_statistics(h, gates, experts, num_experts)
-    checks.check_indices("memory_statistics", "experts", experts, num_experts)
-    return reference.memory_statistics(h, gates, experts, num_experts, normalize)
-
-
 @implement_everywhere("memory_update_")
 def _eager_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True) -> None:
     _check_update(memory, weighted_sum, total, decay)
@@ -159,13 +175,8 @@ def _eager_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: fl
     reference.memory_update_(memory, weighted_sum, total, decay, normalize)
 
 
-@implement_cuda("memory_statistics", _check_statistics, stands_in=True)
-def _cuda_statistics(
-    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
-) -> tuple[Tensor, Tensor]:
-    from rbm_kernels.ops.memory_update import launch
-
-    return launch.memory_statistics(h, gates, experts, num_experts, normalize)
+def _fake_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True) -> None:
+    _check_update(memory, weighted_sum, total, decay)
 
 
 @implement_cuda("memory_update_", _check_update, stands_in=True)
@@ -174,17 +185,6 @@ def _cuda_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: flo
 
     _check_memory(memory, weighted_sum, total)
     launch.memory_update_(memory, weighted_sum, total, decay, normalize)
-
-
-def _fake_statistics(
-    h: Tensor, gates: Tensor, experts: Tensor, num_experts: int, *, normalize: bool = True
-) -> tuple[Tensor, Tensor]:
-    _check_statistics(h, gates, experts, num_experts)
-    return gates.new_empty(num_experts, h.shape[1]), gates.new_empty(num_experts)
-
-
-def _fake_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: float, *, normalize: bool = True) -> None:
-    _check_update(memory, weighted_sum, total, decay)
 
 
 def _count_the_change(keyset, memory: Tensor, *args, **kwargs) -> None:

@@ -39,7 +39,7 @@ def pack_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not match.
+        ValueError: shapes that do not match, or tensors on different devices.
         RuntimeError: a gradient is needed: gradients are enabled, and ``weight`` or ``bias`` requires one.
     """
     try:
@@ -71,7 +71,7 @@ def routed_matmul_packed(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, or ``k`` or the temperature out of range.
+        ValueError: shapes that do not match, tensors on different devices, or ``k`` or the temperature out of range.
         RuntimeError: a gradient is needed (gradients are enabled, and an argument requires one); or ``packed`` was
             made on another processor.
     """
@@ -83,6 +83,12 @@ def _check_pack(weight: Tensor, bias: Tensor | None) -> None:
     checks.check_dtype(op, "weight", weight, DTYPES)
     checks.check_shape(op, "weight", weight, (None, None, None), "experts by outputs by features")
     checks.check_bias(op, bias, weight)
+
+
+@implement_everywhere("pack_experts")
+def _eager_pack(weight, bias) -> Tensor:
+    _check_pack(weight, bias)
+    return reference.pack_experts(weight, bias)
 
 
 def _check(x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int, temperature: float = 1.0) -> None:
@@ -99,12 +105,6 @@ def _check(x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int,
             f"rbm::{op}: out_features is {out_features}, expected between 0 and {packed.shape[2]}, the columns of"
             " packed"
         )
-
-
-@implement_everywhere("pack_experts")
-def _eager_pack(weight, bias) -> Tensor:
-    _check_pack(weight, bias)
-    return reference.pack_experts(weight, bias)
 
 
 @implement_everywhere("routed_matmul_packed")

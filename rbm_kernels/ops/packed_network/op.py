@@ -58,9 +58,9 @@ def packed_network(x: Tensor, network: Tensor, out_features: int) -> Tensor:
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not match.
+        ValueError: shapes that do not match, tensors on different devices, or ``network`` is not a packed network.
         RuntimeError: a gradient is needed (gradients are enabled, and an argument requires one); or ``network`` was
-            packed on another processor, or is not a packed network.
+            packed on another processor, or is only a part of a packed network.
     """
     return _call(x, network, out_features)
 
@@ -85,6 +85,7 @@ def _check_layer(name: str, layer: NetworkLayer, before: NetworkLayer | None) ->
     shapes = {"bias": (layer.bias, (experts, n)), "scale": (layer.scale, (n,)), "shift": (layer.shift, (n,))}
     features = d
     if layer.router is not None:
+        checks.check_dtype(op, f"{name}.router[0]", layer.router[0], (torch.float32,))
         features = layer.router[0].shape[0]
         shapes |= {"router[0]": (layer.router[0], (features, d)), "router[1]": (layer.router[1], (features,))}
     shapes["memory"] = (layer.memory, (experts, features))

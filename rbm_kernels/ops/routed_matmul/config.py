@@ -1,4 +1,4 @@
-"""Which batches the kernel serves, and its configurations by shape. Comments give the reasons; no time was measured.
+"""Configurations of the kernel by shape, and its largest batch. Comments give the reasons; no time was measured.
 
 Read from compiled code (Triton 3.9, sm_80 to sm_120, D = N = 256, E = 8, k = 3): 128 to 149 registers in bfloat16,
 166 to 183 in float16, 80 to 101 in float32 with twice the warps; 32 KB of shared memory, 48 KB in float32.
@@ -7,11 +7,8 @@ Read from compiled code (Triton 3.9, sm_80 to sm_120, D = N = 256, E = 8, k = 3)
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from rbm_kernels._launching import Machine, next_power_of_2
-from rbm_kernels.ops.cosine_topk.op import served_by_triton
-from rbm_kernels.ops.expert_matmul.config import numbers_fit
 
 # Every program routes its rows again. Up to this size that takes little time compared with reading the weights, while
 # launching several operators would take longer than everything else. Beyond it, larger tiles read the weights less
@@ -36,13 +33,6 @@ class Tile(NamedTuple):
     num_warps: int
     num_stages: int
     shared_by: int | None
-
-
-def serves(x: Tensor, memory: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel computes this: few rows, no float64, no more experts than fit in a tile, and no larger ones
-    than it can number.
-    """
-    return x.shape[0] <= SMALL_BATCH and served_by_triton(x, memory) and numbers_fit(*weight.shape)
 
 
 def choose_tile(

@@ -11,7 +11,9 @@ from rbm_kernels.ops.routed_matmul import config
 from rbm_kernels.ops.routed_matmul.kernels import routed_matmul_fwd_kernel
 
 
-def forward(x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: int, temperature: float = 1.0) -> Tensor:
+def routed_matmul(
+    x: Tensor, memory: Tensor, weight: Tensor, bias: Tensor | None, k: int, temperature: float = 1.0
+) -> Tensor:
     """``y [B, N]`` from ``x [B, D]``, ``memory [E, D]`` float32, ``weight [E, N, D]``, ``bias [E, N]``."""
     (rows, in_features), (num_experts, out_features) = x.shape, weight.shape[:2]
     y = torch.empty((rows, out_features), dtype=x.dtype, device=x.device)

@@ -14,11 +14,11 @@ from rbm_kernels._library import (
     inference_call,
 )
 from rbm_kernels.ops.cosine_topk import cosine_topk
-from rbm_kernels.ops.cosine_topk.op import check_routing
+from rbm_kernels.ops.cosine_topk.op import check_routing, kernels_serve
 from rbm_kernels.ops.expert_matmul import expert_matmul
+from rbm_kernels.ops.expert_matmul.config import numbers_fit
 from rbm_kernels.ops.expert_matmul.op import check_weights
-from rbm_kernels.ops.routed_matmul import reference
-from rbm_kernels.ops.routed_matmul.config import serves
+from rbm_kernels.ops.routed_matmul import config, reference
 
 define("routed_matmul(Tensor x, Tensor memory, Tensor weight, Tensor? bias, int k, float temperature=1.0) -> Tensor")
 
@@ -29,9 +29,10 @@ def routed_matmul(
     """Route each row and send it through its experts: the whole forward of a layer (paper, Eqs. 3 and 5) in one call.
 
     Equals ``expert_matmul(x, weight, bias, gates, experts)`` with the gates and experts of
-    ``cosine_topk(x, memory, k, temperature=temperature)``. It is made for inference: on the CPU, and on CUDA up to 64
-    rows, nothing is written except the result. If a gradient is needed (gradients are enabled, and ``x``, ``weight`` or
-    ``bias`` requires one), those two operators run instead, because they save what the backward pass needs.
+    ``cosine_topk(x, memory, k, temperature=temperature)``. It is made for inference with few rows (up to 64 on CUDA),
+    for which the result is the only tensor made. Those two operators run for more rows, and if a gradient is needed
+    (gradients are enabled, and ``x``, ``weight`` or ``bias`` requires one), because they save what the backward pass
+    needs.
 
     Args:
         x: rows ``[B, D]``; float64, float32, bfloat16 or float16. ``B`` may be 0.
@@ -42,14 +43,12 @@ def routed_matmul(
         temperature: divides the cosines before the softmax; positive.
 
     Returns:
-        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in at least float32. On CUDA up to 64 rows,
-        non-finite numbers in ``weight`` or ``bias`` only affect the rows that use their expert; for more rows they
-        spread as in :func:`rbm_kernels.expert_matmul`.
+        ``y [B, N]`` in the dtype of ``x``, routed and accumulated in at least float32. A non-finite number in
+        ``weight`` or ``bias`` affects the same rows as in :func:`rbm_kernels.expert_matmul`.
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, ``k`` or the temperature out of range, or CUDA tensors on different
-            devices.
+        ValueError: shapes that do not match, tensors on different devices, or ``k`` or the temperature out of range.
     """
     tensors = (x, weight, bias)
     wants_gradient = torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
@@ -80,13 +79,18 @@ def _fake(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[1]))
 
 
+def _kernels_serve(x: Tensor, memory: Tensor, weight: Tensor) -> bool:
+    """Whether the Triton kernel computes this: few rows that it can route, and no experts larger than it can number."""
+    return x.shape[0] <= config.SMALL_BATCH and kernels_serve(x, memory) and numbers_fit(*weight.shape)
+
+
 @implement_cuda("routed_matmul", _check)
 def _cuda(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
-    if serves(x, memory, weight):
-        from rbm_kernels.ops.routed_matmul import launch
+    if not _kernels_serve(x, memory, weight):
+        return _two_operators(x, memory, weight, bias, k, temperature)
+    from rbm_kernels.ops.routed_matmul import launch
 
-        return launch.forward(x, memory, weight, bias, k, temperature)
-    return _two_operators(x, memory, weight, bias, k, temperature)
+    return launch.routed_matmul(x, memory, weight, bias, k, temperature)
 
 
 def _two_operators(x, memory, weight, bias, k, temperature=1.0) -> Tensor:

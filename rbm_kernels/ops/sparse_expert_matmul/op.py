@@ -61,7 +61,7 @@ def sparse_expert_matmul(
 
     Raises:
         TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match.
+        ValueError: shapes that do not match, or tensors on different devices.
         RuntimeError: on the CPU, an index out of range.
     """
     try:
@@ -102,38 +102,30 @@ def sparse_expert_matmul_backward_weight(
 
     Raises:
         TypeError: another dtype.
-        ValueError: shapes that do not match.
+        ValueError: shapes that do not match, or tensors on different devices.
         RuntimeError: on the CPU, an index out of range.
     """
     try:
         return torch.ops.rbm.sparse_expert_matmul_backward_weight(
             grad, crow, col, values, weight, scale, gates, experts
         )
-    except (RuntimeError, AttributeError):  # the reference has no checks of its own
+    except RuntimeError:
         _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
         raise
-
-
-def _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> None:
-    op = "sparse_expert_matmul_backward_weight"
-    _check(crow, col, values, weight, None, scale, gates, experts, op=op)
-    checks.check_dtype(op, "grad", grad, (values.dtype,))
-    checks.check_shape(op, "grad", grad, (gates.shape[0], weight.shape[1]), "rows by outputs")
 
 
 def _check(crow, col, values, weight, bias, scale, gates, experts, *, op="sparse_expert_matmul") -> None:
     checks.check_dtype(op, "values", values, (torch.float32, torch.float64))
     for name, tensor in (("crow", crow), ("col", col), ("experts", experts)):
         checks.check_dtype(op, name, tensor, (torch.int32,))
-    for name, tensor in (("weight", weight), ("bias", bias), ("scale", scale), ("gates", gates)):
-        if tensor is not None or name in ("weight", "gates"):
-            checks.check_dtype(op, name, tensor, (values.dtype,))
+    for name, tensor in (("weight", weight), ("gates", gates)):
+        checks.check_dtype(op, name, tensor, (values.dtype,))
     checks.check_shape(op, "values", values, (None,), "one for each stored entry")
     checks.check_shape(op, "col", col, (values.shape[0],), "one for each stored entry")
     checks.check_shape(op, "weight", weight, (None, None, None), "experts by outputs by features")
-    if bias is not None:
-        checks.check_shape(op, "bias", bias, tuple(weight.shape[:2]), "experts by outputs, as in weight")
+    checks.check_bias(op, bias, weight)
     if scale is not None:
+        checks.check_dtype(op, "scale", scale, (values.dtype,))
         checks.check_shape(op, "scale", scale, tuple(weight.shape[::2]), "experts by features, as in weight")
     checks.check_shape(op, "gates", gates, (None, None), "rows by choices")
     if gates.shape[1] > 1 and isinstance(gates.shape[0], int) and gates.shape[0] * gates.shape[1] > checks.MOST_SIZE:
@@ -165,11 +157,32 @@ def _fake(crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
     return values.new_empty((gates.shape[0], weight.shape[1]))
 
 
+@implement_everywhere("sparse_expert_matmul_backward_gates")
+def _eager_backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
+    _check_indices(crow, col, values, weight, experts)
+    return reference.backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts)
+
+
 def _fake_backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
     return gates.new_empty(gates.shape)
 
 
+def _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> None:
+    op = "sparse_expert_matmul_backward_weight"
+    _check(crow, col, values, weight, None, scale, gates, experts, op=op)
+    checks.check_dtype(op, "grad", grad, (values.dtype,))
+    checks.check_shape(op, "grad", grad, (gates.shape[0], weight.shape[1]), "rows by outputs")
+
+
+@implement_everywhere("sparse_expert_matmul_backward_weight")
+def _eager_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> tuple[Tensor, Tensor]:
+    _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
+    _check_indices(crow, col, values, weight, experts)
+    return reference.backward_weight(grad, crow, col, values, weight, scale, gates, experts)
+
+
 def _fake_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> tuple[Tensor, Tensor]:
+    _check_backward_weight(grad, crow, col, values, weight, scale, gates, experts)
     num_experts, _, features = weight.shape
     return values.new_empty(weight.shape), values.new_empty((0 if scale is None else num_experts, features))
 
@@ -201,18 +214,6 @@ def _backward(ctx, saved, grad):
 
 def _formula(operate, *arguments) -> Tensor:
     return reference.by_dense_rows(*arguments)
-
-
-@implement_everywhere("sparse_expert_matmul_backward_gates")
-def _eager_backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts) -> Tensor:
-    _check_indices(crow, col, values, weight, experts)
-    return reference.backward_gates(grad, crow, col, values, weight, bias, scale, gates, experts)
-
-
-@implement_everywhere("sparse_expert_matmul_backward_weight")
-def _eager_backward_weight(grad, crow, col, values, weight, scale, gates, experts) -> tuple[Tensor, Tensor]:
-    _check_indices(crow, col, values, weight, experts)
-    return reference.backward_weight(grad, crow, col, values, weight, scale, gates, experts)
 
 
 implement_fake("sparse_expert_matmul", _fake)
