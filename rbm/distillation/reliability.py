@@ -79,7 +79,7 @@ class Reliability:
         self.power = self.config.init_power
 
     def probabilities(self) -> Tensor:
-        """``1 - d ** power``, ``[N]`` in [0, 1] (paper, Eq. 10 before normalisation)."""
+        """``1 - d ** power``, ``[N]`` in [0, 1] (paper, Eq. 11 before normalisation)."""
         return (1 - self.change**self.power).clamp_(0.0, 1.0)
 
     def is_due(self, epoch: int) -> bool:

@@ -124,8 +124,8 @@ class NodeTrainer(Trainer):
 class StudentTrainer(NodeTrainer):
     """Trains a student on soft and hard labels of the observed nodes, with features and encodings as input.
 
-    The loss mixes the true classes of the labelled nodes with the teacher's soft labels of each node (paper, Eq. 8) and
-    of its reliable neighbours (Eq. 11), and adds the student's auxiliary loss (Eq. 12 for RbM). Subclasses have hooks:
+    The loss mixes the true classes of the labelled nodes with the teacher's soft labels of each node (paper, Eq. 9) and
+    of its reliable neighbours (Eq. 12), and adds the student's auxiliary loss (Eq. 13 for RbM). Subclasses have hooks:
     :meth:`begin_epoch`, :meth:`auxiliary_loss`, :meth:`optimizer_step` and :meth:`freeze_memory`.
 
     Args:

@@ -223,5 +223,5 @@ def start_from(mlp: MLPStudent, student: RbMStudent) -> None:
 
 
 def annealed_decay(config: RbMConfig, epoch: int) -> float:
-    """Decay of the memory at epoch ``t``: ``decay + (1 - decay) * delta * t / T``, at most one (paper, Eq. 13)."""
+    """Decay of the memory at epoch ``t``: ``decay + (1 - decay) * delta * t / T``, at most one (paper, Eq. 14)."""
     return min(1.0, config.decay + (1 - config.decay) * config.anneal_delta * epoch / config.anneal_steps)
