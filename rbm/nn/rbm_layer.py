@@ -150,7 +150,7 @@ class FusedRbMLayer(MemoryRouter):
         return self._forward(as_rows(h), return_routing)
 
     def expert_forward(self, h: Features, expert: int = 0) -> Tensor:
-        """Apply one expert without routing, attention, scale or memory, as the paper pretrains (section 4.2)."""
+        """Apply one expert without routing, attention, scale or memory, as the paper pretrains (section 4.3)."""
         bias = None if self.bias is None else self.bias[expert]
         return linear(dropout(as_rows(h), self.dropout, self.training), self.weight[expert], bias)
 

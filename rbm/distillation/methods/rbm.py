@@ -1,4 +1,4 @@
-"""Routing-by-Memory: pretraining of one expert, then training of the whole mixture (section 4.2 of the paper)."""
+"""Routing-by-Memory: pretraining of one expert, then training of the whole mixture (section 4.3 of the paper)."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from rbm.utils.distributed import broadcast_from_rank0
 
 class RbMTrainer(StudentTrainer):
     """Trainer of an RbM student. Pretraining only trains the first expert of each layer. Then the experts are cloned,
-    the memory vectors are initialised by K-means, the optimiser is reset, and routing begins (paper, section 4.2).
+    the memory vectors are initialised by K-means, the optimiser is reset, and routing begins (paper, section 4.3).
 
     If validation selects an epoch of pretraining, the student consists of clones of the expert of that epoch. Gates sum
     to one, so the mixture computes the same as this expert.
