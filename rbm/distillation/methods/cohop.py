@@ -5,9 +5,11 @@ Classifying Nodes in Graphs without GNNs, 2024).
 
 The input is the features and the histogram ``H_i``: the classes of labelled nodes near ``i``, weighted by
 ``r ^ distance``. Unlike the other methods, CoHOp trains in rounds. After each round, predictions are smoothed along the
-edges. Nodes with a sufficiently confident class become pseudo-labels of the next round, in addition to the true labels.
-The smoothing and the round are selected on validation nodes. Prediction needs neither smoothing nor edges. Unseen nodes
-are evaluated with their histograms in the full graph; a node that arrives later gets the mean of its neighbours'
+edges: ``s q_v + (1 - s) mean_u q_u``. Nodes with a sufficiently confident class become pseudo-labels of the next round,
+in addition to the true labels. ``s`` is the share with the best validation accuracy, anew in each round, as in the
+released code. Pseudo-labels, and thus the weights of later rounds, therefore depend on validation labels. The round is
+selected on the same nodes. Prediction needs neither smoothing nor edges. Unseen nodes are evaluated with their
+histograms in the full graph; a node that arrives later gets the mean of its neighbours'
 (:func:`rbm.datasets.encodings.transfer`), which differs.
 """
 
