@@ -54,10 +54,7 @@ def label_histograms(
         config: ``smoothing_radius`` is ``r``.
     """
     nodes, num_nodes = train_mask.nonzero().flatten().cpu(), labels.shape[0]
-    exact = config.histogram == "exact"
-    if config.histogram == "auto":
-        exact = len(nodes) * num_nodes <= _EXACT_ENTRIES
-    if not exact:
+    if not _is_exact(config, len(nodes), num_nodes):
         return label_propagation(
             edge_index, labels, train_mask, num_classes, decay=config.smoothing_radius, hops=max(1, config.hops - 1)
         )
@@ -68,6 +65,11 @@ def label_histograms(
     onehot = F.one_hot(labels.cpu()[nodes], num_classes).double().numpy()
     histograms = weights.T @ onehot
     return torch.from_numpy(histograms / (histograms.sum(1, keepdims=True) + 1e-6)).float()
+
+
+def _is_exact(config: CoHOpConfig, labelled: int, nodes: int) -> bool:
+    """Whether histograms are exact; with ``auto``, unless their table of distances has too many entries."""
+    return config.histogram == "exact" or (config.histogram == "auto" and labelled * nodes <= _EXACT_ENTRIES)
 
 
 def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig) -> Encodings | None:
@@ -89,11 +91,9 @@ def histogram_encodings(split: GraphSplit, num_classes: int, config: CoHOpConfig
 
 
 def with_histogram(config: CoHOpConfig, split: GraphSplit) -> CoHOpConfig:
-    """The settings with the histogram that ``auto`` stands for on this graph."""
-    if config.histogram != "auto":
-        return config
-    entries = int(split.observed.train_mask.sum()) * split.graph.num_nodes
-    return replace(config, histogram="exact" if entries <= _EXACT_ENTRIES else "propagation")
+    """The settings, of a student with histograms, with the kind that ``auto`` stands for on this graph."""
+    exact = _is_exact(config, int(split.observed.train_mask.sum()), split.graph.num_nodes)
+    return replace(config, histogram="exact" if exact else "propagation")
 
 
 def histograms_on(grown: GrownGraph) -> Tensor:
