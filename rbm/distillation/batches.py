@@ -108,18 +108,20 @@ def pair_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, graph
     size = config.batch_size or graph.num_nodes
     hard_factor, soft_factor = _label_weights(config, 1.0, 1.0)
     rows = len(train_nodes) + len(targets)
+    # As in node_batches: each step has the weight of the whole loss.
+    per_step = math.ceil(len(train_nodes) / size) + math.ceil(len(targets) / size) if config.step_per_batch else 1
     for nodes in _shuffled(config, train_nodes).split(size):
         positions = torch.arange(len(nodes), device=nodes.device)
-        weight, auxiliary = hard_factor * len(nodes) / len(train_nodes), len(nodes) / rows
+        weight, auxiliary = hard_factor * per_step * len(nodes) / len(train_nodes), per_step * len(nodes) / rows
         if config.reduction == "sum_of_batch_means":
             weight, auxiliary = hard_factor, 1.0
         # Without a step per batch, the step follows the batches of pairs.
         yield Batch(nodes, positions, weight, None, auxiliary, ends_step=config.step_per_batch)
     batches = _shuffled(config, torch.arange(len(targets), device=targets.device)).split(size)
     for number, chosen in enumerate(batches, start=1):
-        pair_weights, auxiliary = weights[chosen], len(chosen) / rows
+        pair_weights, auxiliary = weights[chosen] * per_step, per_step * len(chosen) / rows
         if config.reduction == "sum_of_batch_means":
-            pair_weights, auxiliary = pair_weights / pair_weights.sum(), 1.0
+            pair_weights, auxiliary = weights[chosen] / weights[chosen].sum(), 1.0
         ends_step = config.step_per_batch or number == len(batches)
         yield Batch(targets[chosen], None, 0.0, soft_factor, auxiliary, sources[chosen], pair_weights, ends_step)
 

@@ -98,14 +98,16 @@ def test_released_reduction_sums_means_of_batches(forward):
         assert batches[0].soft_weight == pytest.approx(0.7 * soft)
 
 
-def test_a_step_a_batch_keeps_the_size_of_the_loss():
-    problem = Problem(DistillConfig(batch_size=5, step_per_batch=True))
+@pytest.mark.parametrize("forward", ["node", "pair"])
+def test_a_step_a_batch_keeps_the_size_of_the_loss(forward):
+    problem = Problem(DistillConfig(forward=forward, batch_size=5, step_per_batch=True))
     batches = problem.batches()
     whole = Problem(DistillConfig())
     whole.__dict__.update({**problem.__dict__, "config": whole.config})
     (expected,) = (whole.loss(batch) for batch in whole.batches())
     mean = sum(problem.loss(batch) for batch in batches) / len(batches)
     torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+    assert sum(batch.auxiliary_weight for batch in batches) / len(batches) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("forward", ["node", "pair"])
