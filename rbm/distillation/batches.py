@@ -71,17 +71,17 @@ def local_parts(batches: Iterator[Batch], num_nodes: int, device: torch.device) 
 def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, num_nodes: int) -> Iterator[Batch]:
     """Batches of every node once, with its aggregated target and, for labelled nodes, its hard label.
 
-    With ``sum_of_batch_means``, hard, soft and embedding losses are weighted by the numbers of batches into which the
-    released code would divide labels and pairs.
+    With ``sum_of_batch_means``, hard, soft and embedding losses are weighted by the numbers of batches into which
+    :func:`pair_batches`, like the released code, would divide labels and pairs.
     """
-    size, device = config.batch_size, train_nodes.device
+    size, device = config.batch_size or num_nodes, train_nodes.device
     hard_factor = soft_factor = auxiliary_factor = 1.0
-    if config.reduction == "sum_of_batch_means" and size:
+    if config.reduction == "sum_of_batch_means":
         num_pairs = num_nodes + int(pairs.neighbors.count_nonzero())
         hard_factor, soft_factor = math.ceil(len(train_nodes) / size), math.ceil(num_pairs / size)
         auxiliary_factor = hard_factor + soft_factor
     hard_factor, soft_factor = _label_weights(config, hard_factor, soft_factor)
-    if not size or size >= num_nodes:
+    if size >= num_nodes:
         yield Batch(None, train_nodes, hard_factor, soft_factor, auxiliary_factor)
         return
 
