@@ -169,7 +169,8 @@ class StudentTrainer(NodeTrainer):
         self.targets: SoftTargets | None = None
         self.epoch = 0
         self.first_layer: FirstLayer | None = None
-        all_at_once = distill.forward == "node" and distill.batch_size in (0, self.graph.num_nodes)
+        nodes = self.graph.num_nodes
+        all_at_once = distill.forward == "node" and (distill.batch_size or nodes) >= nodes
         if all_at_once and world_size() == 1 and FirstLayer.serves(model, self.observed_x):
             self.first_layer = FirstLayer(model, self.observed_x)
             self.unseen_x = self.full_x[split.unseen_nodes] if len(split.unseen_nodes) else None
@@ -251,7 +252,8 @@ class StudentTrainer(NodeTrainer):
     def update_targets(self) -> None:
         """Compute weights and targets of this epoch. Without random draws, they change only with the reliability."""
         distill = self.config.distill
-        if self.pairs is not None and distill.draw == "expectation":
+        draws = self.reliability is not None and distill.draw == "sample"
+        if self.pairs is not None and not draws:
             return
         trust = self.reliability.probabilities() if self.reliability else None
         self.pairs = weigh_pairs(self.graph, trust, mean=distill.mean, draw=distill.draw)
