@@ -1,4 +1,5 @@
-"""The losses. All are means over rows or experts, so that their weights do not depend on the batch size.
+"""The losses. Their weights do not depend on the batch size: they are means over rows or experts, or, like the load
+balance, ratios. Only :func:`pair_loss` is a sum, whose weights are given.
 
 When several ranks train together (:mod:`rbm.utils.distributed`), the losses that are not means over rows, similarity
 and load balance, are computed for the joint batch: averaging over ranks, as DDP does, then gives its gradients. The
@@ -134,7 +135,11 @@ def embedding_loss(
     self_similarity_weight: float,
     load_balance_weight: float,
 ) -> Tensor | float:
-    """Weighted embedding losses (paper, Eq. 13), summed over layers. A term with weight zero is not computed."""
+    """Weighted embedding losses (paper, Eq. 13), summed over layers. A term with weight zero is not computed.
+
+    Routings and memories are those of the same forward: the memory moves later. In the released code, it has already
+    moved when the self-similarity loss reads it.
+    """
     loss: Tensor | float = 0.0
     for routing, memory in zip(routings, memories, strict=True):
         if commitment_weight > 0:

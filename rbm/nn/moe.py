@@ -47,7 +47,7 @@ class MoELayer(nn.Module):
         weight, bias: of the experts, ``[E, out_features, in_features]`` and ``[E, out_features]``.
         router: the linear map to ``z``.
         addresses: ``[router_features, E]``.
-        log_temperature, log_scale: scalars, the logarithms of ``t`` and of the output's scale.
+        log_temperature, log_scale: scalars, the logarithms of ``t`` and of the output's scale; no factor exceeds 100.
 
     Raises:
         ValueError: ``top_k > num_experts``, a number is out of range, or a name is unknown.
