@@ -104,10 +104,13 @@ class NodeTrainer(Trainer):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The model's parameters, and the projection's, as groups of the optimiser."""
-        return [{"params": [*self.model.parameters(), *self.projection_parameters()]}]
+        return [{"params": self.parameters_without([])}]
 
-    def projection_parameters(self) -> list[nn.Parameter]:
-        return [] if self.projection is None else list(self.projection.parameters())
+    def parameters_without(self, left_out: list[nn.Parameter]) -> list[nn.Parameter]:
+        """The model's parameters, and the projection's, without those that have a group of their own."""
+        left_out_ids = {id(parameter) for parameter in left_out}
+        found = [parameter for parameter in self.model.parameters() if id(parameter) not in left_out_ids]
+        return found if self.projection is None else [*found, *self.projection.parameters()]
 
     def state(self) -> dict[str, Any]:
         return {} if self.projection is None else self.projection.state_dict()

@@ -176,9 +176,7 @@ class RbMTrainer(StudentTrainer):
         if self.model.pretraining or not (rbm.shared_expert or rbm.routed_lr != 1):
             return super().parameter_groups()
         experts, lr = expert_parameters(self.model.layers), rbm.lr * rbm.routed_lr
-        expert_ids = {id(parameter) for parameter in experts}
-        others = [parameter for parameter in self.model.parameters() if id(parameter) not in expert_ids]
-        others = [*others, *self.projection_parameters()]
+        others = self.parameters_without(experts)
         if not rbm.shared_expert:
             return [{"params": others}, {"params": experts, "lr": lr}]
         self.shared_expert = SharedExpert(experts)

@@ -238,10 +238,8 @@ class _EnergyDistillation:
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         injected = [parameter for layer in self.model.transformations() for parameter in layer.parameters()]
-        injected_ids = {id(parameter) for parameter in injected}
-        others = [parameter for parameter in self.model.parameters() if id(parameter) not in injected_ids]
         return [
-            {"params": [*others, *self.projection_parameters()]},
+            {"params": self.parameters_without(injected)},
             {"params": injected, "lr": self.config.lr * self.config.injected_lr},
         ]
 

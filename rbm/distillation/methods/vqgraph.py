@@ -177,8 +177,8 @@ class EdgeError:
         if span <= 1e-6 * max(abs(low), 1e-30):  # all rows are equal
             return rows.new_tensor(self.count**0.5 / self.num_nodes)
         edge_products = (rows * aggregate(self.matrix, rows)).sum().double()
-        wide = rows.double()
-        squares, total = (wide.T @ wide).square().sum(), wide.sum(0).square().sum()
+        exact = rows.double()
+        squares, total = (exact.T @ exact).square().sum(), exact.sum(0).square().sum()
         error = self.count - 2 / span * (edge_products - low * self.count)
         error = error + (squares - 2 * low * total + (low * self.num_nodes) ** 2) / span**2
         return (error / self.num_nodes**2).clamp_min(1e-12).sqrt().to(rows.dtype)
