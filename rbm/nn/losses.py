@@ -54,7 +54,8 @@ def log_probabilities(logits: Tensor, temperature: float = 1.0, mode: str = "sof
 
 
 def soft_label_loss(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mode: str = "softmax") -> Tensor:
-    """Mean over rows of ``KL(teacher || student)``, the second term of the paper's Eq. 9.
+    """Mean over rows of ``KL(teacher || student)``, the second term of the paper's Eq. 9 (which writes it the other way
+    round).
 
     Args:
         logits: of the student, ``[B, C]``.
