@@ -42,7 +42,7 @@ from torch_geometric.utils import add_self_loops, coalesce, remove_self_loops
 
 from rbm.config import TokenizerConfig, VQGraphConfig
 from rbm.datasets.splits import GraphSplit
-from rbm.distillation.methods.glnn import GLNNTrainer
+from rbm.distillation.methods.glnn import GLNNTrainer, NodeLoss
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
@@ -268,7 +268,7 @@ class VQGraphTrainer(GLNNTrainer):
             total = float(self._pass(self.observed_nodes, self.code_loss, self.config.code_weight))
         return total + super().train_epoch(epoch)
 
-    def batch_loss(self, nodes: Tensor, target) -> Tensor:
+    def batch_loss(self, nodes: Tensor, target: NodeLoss) -> Tensor:
         if target != self.code_loss:
             return super().batch_loss(nodes, target)
         # The norm's output is recorded, as a second call would update BatchNorm's running statistics twice per step.
