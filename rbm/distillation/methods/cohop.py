@@ -104,7 +104,8 @@ def histograms_on(grown: GrownGraph) -> Tensor:
 
 def contrast_loss(log_probabilities: Tensor, graph: Neighborhood) -> Tensor:
     """Mean over nodes of the mean cross-entropy between the predictions of a node and of its in-neighbours."""
-    sources, targets = log_probabilities[graph.sources], log_probabilities[graph.targets]
+    # The derivative of indexing gives the same bits and takes longer, on one thread half as long again.
+    sources, targets = (log_probabilities.index_select(0, ends) for ends in (graph.sources, graph.targets))
     degrees = graph.crow.diff().clamp_min(1)
     cross_entropies = -(targets.exp() * sources).sum(-1)
     return (cross_entropies / degrees[graph.targets]).sum() / graph.num_nodes
