@@ -107,8 +107,7 @@ class LowRankTrainer(RbMTrainer):
         if self.model.pretraining:
             return super().parameter_groups()
         layers = list(self.model.layers)
-        expert_ids = {id(parameter) for layer in layers for parameter in _experts_of(layer).values()}
-        others = [parameter for parameter in self.model.parameters() if id(parameter) not in expert_ids]
+        others = self.parameters_without([parameter for layer in layers for parameter in _experts_of(layer).values()])
         self.shared_expert = LowRankExperts(layers, RANK)
         return [{"params": [*others, *self.shared_expert.parameters()]}]
 

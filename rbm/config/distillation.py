@@ -19,10 +19,11 @@ class DistillConfig(Section):
     :func:`rbm.distillation.soft_targets.weigh_pairs`. ``forward`` is ``node`` (one student forward per node, against
     one aggregated target) or ``pair`` (one per pair).
 
-    ``batch_size = 0`` uses all rows at once. With ``reduction = "global_mean"``, the batches add up to the means of the
-    paper's equations. With ``"sum_of_batch_means"``, every batch has the same weight, as in the released code; the
-    weights of hard and soft labels then also depend on their numbers of batches. ``step_per_batch`` takes an optimiser
-    step after every batch instead of one per epoch. ``shuffle`` draws the rows of the batches anew in each epoch.
+    ``batch_size = 0`` uses all nodes at once, and with ``forward = "pair"`` as many pairs as there are nodes, like the
+    released code. With ``reduction = "global_mean"``, the batches add up to the means of the paper's equations. With
+    ``"sum_of_batch_means"``, every batch has the same weight, as in the released code; the weights of hard and soft
+    labels then also depend on their numbers of batches. ``step_per_batch`` takes an optimiser step after every batch
+    instead of one per epoch. ``shuffle`` draws the rows of the batches anew in each epoch.
 
     ``adversarial_weight`` adds the loss on inputs perturbed by projected gradient ascent (``adversarial_eps`` is the
     largest perturbation), and ``similarity_weight`` adds :func:`rbm.nn.losses.similarity_loss`. Zero turns either off.

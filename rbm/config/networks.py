@@ -153,7 +153,7 @@ class RbMConfig(Network, Pretrained):
     """The RbM student.
 
     ``decay`` is the share of the old memory in each update; ``anneal_delta`` and ``anneal_steps`` define its schedule
-    (Eq. 13). ``memory_weight_decay`` applies the optimiser's weight decay to the memory vectors, if the self-similarity
+    (Eq. 14). ``memory_weight_decay`` applies the optimiser's weight decay to the memory vectors, if the self-similarity
     loss trains them. ``kmeans_max_rows`` limits the rows that K-means initialises the memory from (0: all rows).
     ``pretrain_epochs`` epochs without routing, at most ``max_epochs``, come before ``max_epochs`` epochs with routing.
 

@@ -47,14 +47,14 @@ class GraphSplit:
         """Features of all nodes in a form for repeated passes, made once: see ``nn.sparse_rows.packed``."""
         return packed(self.graph.x)
 
-    def of_observed(self, rows: Tensor) -> Tensor:
-        """The observed nodes' part of ``rows [N, ...]`` of all nodes: no copy if all nodes are observed."""
-        return rows if self.observed is self.graph else rows[self.observed_nodes]
-
     @cached_property
     def observed_rows(self) -> Rows | HalfPrecisionRows:
         """The same for the observed nodes."""
         return self.full_rows if self.observed is self.graph else packed(self.observed.x)
+
+    def of_observed(self, rows: Tensor) -> Tensor:
+        """The observed nodes' part of ``rows [N, ...]`` of all nodes: no copy if all nodes are observed."""
+        return rows if self.observed is self.graph else rows[self.observed_nodes]
 
 
 def split_for(config: Config, data: Data, *, unseen_fraction: float | None = None) -> GraphSplit:

@@ -1,7 +1,8 @@
 """From a teacher's outputs to students.
 
 - The run: :mod:`rbm.distillation.distill` is the main job, :mod:`rbm.distillation.finish` writes its files, and
-  :mod:`rbm.distillation.result` is what it returns; :mod:`rbm.distillation.run_graph` finds its graph again.
+  :mod:`rbm.distillation.result` is what it returns. :mod:`rbm.distillation.run_graph` finds its graph again, and
+  :mod:`rbm.distillation.run_inputs` refuses to resume it on another one.
 - Methods: :mod:`rbm.distillation.registry` lists them, ``methods/`` has a file for each, and
   :mod:`rbm.distillation.task` is what they get and return.
 - Training: :mod:`rbm.distillation.trainer`, :mod:`rbm.distillation.batches`, :mod:`rbm.distillation.adversarial`,

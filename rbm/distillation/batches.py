@@ -71,17 +71,17 @@ def local_parts(batches: Iterator[Batch], num_nodes: int, device: torch.device) 
 def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, num_nodes: int) -> Iterator[Batch]:
     """Batches of every node once, with its aggregated target and, for labelled nodes, its hard label.
 
-    With ``sum_of_batch_means``, hard, soft and embedding losses are weighted by the numbers of batches into which the
-    released code would divide labels and pairs.
+    With ``sum_of_batch_means``, hard, soft and embedding losses are weighted by the numbers of batches into which
+    :func:`pair_batches`, like the released code, would divide labels and pairs.
     """
-    size, device = config.batch_size, train_nodes.device
+    size, device = config.batch_size or num_nodes, train_nodes.device
     hard_factor = soft_factor = auxiliary_factor = 1.0
-    if config.reduction == "sum_of_batch_means" and size:
+    if config.reduction == "sum_of_batch_means":
         num_pairs = num_nodes + int(pairs.neighbors.count_nonzero())
         hard_factor, soft_factor = math.ceil(len(train_nodes) / size), math.ceil(num_pairs / size)
         auxiliary_factor = hard_factor + soft_factor
     hard_factor, soft_factor = _label_weights(config, hard_factor, soft_factor)
-    if not size or size >= num_nodes:
+    if size >= num_nodes:
         yield Batch(None, train_nodes, hard_factor, soft_factor, auxiliary_factor)
         return
 
@@ -108,18 +108,20 @@ def pair_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, graph
     size = config.batch_size or graph.num_nodes
     hard_factor, soft_factor = _label_weights(config, 1.0, 1.0)
     rows = len(train_nodes) + len(targets)
+    # As in node_batches: each step has the weight of the whole loss.
+    per_step = math.ceil(len(train_nodes) / size) + math.ceil(len(targets) / size) if config.step_per_batch else 1
     for nodes in _shuffled(config, train_nodes).split(size):
         positions = torch.arange(len(nodes), device=nodes.device)
-        weight, auxiliary = hard_factor * len(nodes) / len(train_nodes), len(nodes) / rows
+        weight, auxiliary = hard_factor * per_step * len(nodes) / len(train_nodes), per_step * len(nodes) / rows
         if config.reduction == "sum_of_batch_means":
             weight, auxiliary = hard_factor, 1.0
         # Without a step per batch, the step follows the batches of pairs.
         yield Batch(nodes, positions, weight, None, auxiliary, ends_step=config.step_per_batch)
     batches = _shuffled(config, torch.arange(len(targets), device=targets.device)).split(size)
     for number, chosen in enumerate(batches, start=1):
-        pair_weights, auxiliary = weights[chosen], len(chosen) / rows
+        pair_weights, auxiliary = weights[chosen] * per_step, per_step * len(chosen) / rows
         if config.reduction == "sum_of_batch_means":
-            pair_weights, auxiliary = pair_weights / pair_weights.sum(), 1.0
+            pair_weights, auxiliary = weights[chosen] / weights[chosen].sum(), 1.0
         ends_step = config.step_per_batch or number == len(batches)
         yield Batch(targets[chosen], None, 0.0, soft_factor, auxiliary, sources[chosen], pair_weights, ends_step)
 

@@ -152,17 +152,7 @@ def distill(
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
     if tensorboard:
         check_tensorboard(folder)
-    validate_data(data)
-    if config.undirected and not is_undirected(data.edge_index, num_nodes=data.num_nodes):
-        raise ValueError(
-            "undirected is for graphs that rbm reads from files, and data has an edge without its reverse; use"
-            " torch_geometric.transforms.ToUndirected()(data)"
-        )
-    if (folder is not None or console is not None) and is_main_process():  # once, not per trial of a search
-        warn_of_scale(data.x)
-        warn_of_untaught_classes(data)
-        warn_of_missing_edges(data)
-        warn_of_edge_weights("data", data.keys())
+    _check_graph(data, config, warn=folder is not None or console is not None)  # once, not per trial of a search
     config = named_after_graph(config, data, folder if resume else None)
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
     given = _given(teacher, config, split, classes, methods)
@@ -195,7 +185,6 @@ def distill(
             config, resume, overwrite = chosen.config, folder is not None, False
             given = given if isinstance(given, Tensor) else _given(teacher, config, split, classes, methods)
             timings["search"] = {"seconds": round(chosen.seconds, 3)}
-        teacher = given
         kept, progress = Cache(cache), Progress(console if is_main_process() else None)
         run = None
         if folder is not None:
@@ -207,7 +196,7 @@ def distill(
 
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
             outputs, trained, facts = _train(
-                teacher, split, config, classes, methods, encodings, run, kept, progress, timings
+                given, split, config, classes, methods, encodings, run, kept, progress, timings
             )
             search = chosen.outcome if chosen else read_chosen(folder)
             facts["searched_for"] = searched_for(search)
@@ -215,7 +204,7 @@ def distill(
             if search:
                 verdict["search"] = search
 
-        name = config.teacher.name if teacher is None else "given"
+        name = config.teacher.name if given is None else "given"
         found = Distillation(
             students={method: trained_student.student for method, trained_student in trained.items()},
             method=verdict["kept"],
@@ -294,6 +283,21 @@ def _check_arguments(
             "evaluate_on is 'validation', which takes nodes away, and logits or encodings are given for all nodes;"
             " train a teacher, pass a module, or set data.teacher_logits and teacher='logits'"
         )
+
+
+def _check_graph(data: Data, config: Config, *, warn: bool) -> None:
+    """Raise an error if the graph is not valid; with ``warn``, also log what is unusual about it."""
+    validate_data(data)
+    if config.undirected and not is_undirected(data.edge_index, num_nodes=data.num_nodes):
+        raise ValueError(
+            "undirected is for graphs that rbm reads from files, and data has an edge without its reverse; use"
+            " torch_geometric.transforms.ToUndirected()(data)"
+        )
+    if warn and is_main_process():
+        warn_of_scale(data.x)
+        warn_of_untaught_classes(data)
+        warn_of_missing_edges(data)
+        warn_of_edge_weights("data", data.keys())
 
 
 def _with_labels(methods: Sequence[str], labels_alone: bool) -> tuple[str, ...]:

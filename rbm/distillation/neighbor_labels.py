@@ -1,6 +1,6 @@
 """Decides whether students learn their neighbours' soft labels if ``distill.neighbors`` is ``auto``.
 
-The losses of the paper (Eqs. 8 and 11) teach a node its neighbours' soft labels, because most neighbours have the same
+The losses of the paper (Eqs. 9 and 12) teach a node its neighbours' soft labels, because most neighbours have the same
 class. If they do not, these labels are wrong for the node. Reliability does not detect this, because it only measures
 the stability of a soft label. This module reads labels of training and validation nodes, never of test nodes.
 """

@@ -6,7 +6,7 @@ entropy of its soft label, and ``power`` is learned from the nodes on which stud
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -66,20 +66,20 @@ class Reliability:
     """The reliability of each soft label, with an exponent that is learned during training.
 
     Attributes:
-        change: ``d``, ``[N]`` in [0, 1]: see :func:`entropy_change`. Zero means full trust.
-        config: when and how the exponent is learned.
+        change: ``d``, ``[N]`` in [0, 1]: see :func:`rbm.teachers.outputs.entropy_change`. Zero means full trust.
+        config: the first exponent, and when and how it is learned.
         power: the present exponent.
     """
 
     change: Tensor
     config: ReliabilityConfig
-    power: float = 1.0
+    power: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.power = self.config.init_power
 
     def probabilities(self) -> Tensor:
-        """``1 - d ** power``, ``[N]`` in [0, 1] (paper, Eq. 10 before normalisation)."""
+        """``1 - d ** power``, ``[N]`` in [0, 1] (paper, Eq. 11 before normalisation)."""
         return (1 - self.change**self.power).clamp_(0.0, 1.0)
 
     def is_due(self, epoch: int) -> bool:

@@ -1,6 +1,6 @@
 r"""Soft targets of a node: the teacher's output for the node itself and for its reliable neighbours.
 
-The distillation losses of the paper (Eqs. 8 and 11) are sums over *pairs*: the student's prediction for node ``v``
+The distillation losses of the paper (Eqs. 9 and 12) are sums over *pairs*: the student's prediction for node ``v``
 against the teacher's for ``u``, where ``u`` is ``v`` itself or a neighbour. Since
 
     sum_u w_vu KL(p_u || q_v) = sum_u w_vu sum_c p_uc log p_uc  -  sum_c (sum_u w_vu p_uc) log q_vc
@@ -114,8 +114,8 @@ def weigh_pairs(graph: Neighborhood, trust: Tensor | None, *, mean: str, draw: s
         graph: the edges.
         trust: ``[N]`` in [0, 1], see :meth:`rbm.distillation.reliability.Reliability.probabilities`; None excludes
             neighbours.
-        mean: ``nodes`` is the paper's sum of two means over nodes: of the node's own pair (Eq. 8), and of the
-            expectation over one neighbour ``u`` drawn with odds ``trust[u]`` (Eq. 11). ``pairs`` is the released code's
+        mean: ``nodes`` is the paper's sum of two means over nodes: of the node's own pair (Eq. 9), and of the
+            expectation over one neighbour ``u`` drawn with odds ``trust[u]`` (Eq. 12). ``pairs`` is the released code's
             single mean over own pairs and all drawn neighbour pairs, each drawn with probability ``trust[u]``.
         draw: ``expectation`` weights every neighbour; ``sample`` draws at each call from PyTorch's global generator.
     """

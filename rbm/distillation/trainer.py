@@ -104,10 +104,13 @@ class NodeTrainer(Trainer):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The model's parameters, and the projection's, as groups of the optimiser."""
-        return [{"params": [*self.model.parameters(), *self.projection_parameters()]}]
+        return [{"params": self.parameters_without([])}]
 
-    def projection_parameters(self) -> list[nn.Parameter]:
-        return [] if self.projection is None else list(self.projection.parameters())
+    def parameters_without(self, left_out: list[nn.Parameter]) -> list[nn.Parameter]:
+        """The model's parameters, and the projection's, without those that have a group of their own."""
+        left_out_ids = {id(parameter) for parameter in left_out}
+        found = [parameter for parameter in self.model.parameters() if id(parameter) not in left_out_ids]
+        return found if self.projection is None else [*found, *self.projection.parameters()]
 
     def state(self) -> dict[str, Any]:
         return {} if self.projection is None else self.projection.state_dict()
@@ -124,8 +127,8 @@ class NodeTrainer(Trainer):
 class StudentTrainer(NodeTrainer):
     """Trains a student on soft and hard labels of the observed nodes, with features and encodings as input.
 
-    The loss mixes the true classes of the labelled nodes with the teacher's soft labels of each node (paper, Eq. 8) and
-    of its reliable neighbours (Eq. 11), and adds the student's auxiliary loss (Eq. 12 for RbM). Subclasses have hooks:
+    The loss mixes the true classes of the labelled nodes with the teacher's soft labels of each node (paper, Eq. 9) and
+    of its reliable neighbours (Eq. 12), and adds the student's auxiliary loss (Eq. 13 for RbM). Subclasses have hooks:
     :meth:`begin_epoch`, :meth:`auxiliary_loss`, :meth:`optimizer_step` and :meth:`freeze_memory`.
 
     Args:
@@ -169,7 +172,8 @@ class StudentTrainer(NodeTrainer):
         self.targets: SoftTargets | None = None
         self.epoch = 0
         self.first_layer: FirstLayer | None = None
-        all_at_once = distill.forward == "node" and distill.batch_size in (0, self.graph.num_nodes)
+        nodes = self.graph.num_nodes
+        all_at_once = distill.forward == "node" and (distill.batch_size or nodes) >= nodes
         if all_at_once and world_size() == 1 and FirstLayer.serves(model, self.observed_x):
             self.first_layer = FirstLayer(model, self.observed_x)
             self.unseen_x = self.full_x[split.unseen_nodes] if len(split.unseen_nodes) else None
@@ -251,7 +255,8 @@ class StudentTrainer(NodeTrainer):
     def update_targets(self) -> None:
         """Compute weights and targets of this epoch. Without random draws, they change only with the reliability."""
         distill = self.config.distill
-        if self.pairs is not None and distill.draw == "expectation":
+        draws = self.reliability is not None and distill.draw == "sample"
+        if self.pairs is not None and not draws:
             return
         trust = self.reliability.probabilities() if self.reliability else None
         self.pairs = weigh_pairs(self.graph, trust, mean=distill.mean, draw=distill.draw)

@@ -1,4 +1,5 @@
-"""The losses. All are means over rows or experts, so that their weights do not depend on the batch size.
+"""The losses. Their weights do not depend on the batch size: they are means over rows or experts, or, like the load
+balance, ratios. Only :func:`pair_loss` is a sum, whose weights are given.
 
 When several ranks train together (:mod:`rbm.utils.distributed`), the losses that are not means over rows, similarity
 and load balance, are computed for the joint batch: averaging over ranks, as DDP does, then gives its gradients. The
@@ -18,7 +19,7 @@ TEMPERATURE_MODES = ("softmax", "scaled_log_probs")
 
 
 def hard_label_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy with the true classes, the first term of the paper's Eq. 8. ``logits [B, C]``, ``labels [B]``."""
+    """Cross-entropy with the true classes, the first term of the paper's Eq. 9. ``logits [B, C]``, ``labels [B]``."""
     return F.cross_entropy(logits, labels)
 
 
@@ -53,7 +54,8 @@ def log_probabilities(logits: Tensor, temperature: float = 1.0, mode: str = "sof
 
 
 def soft_label_loss(logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mode: str = "softmax") -> Tensor:
-    """Mean over rows of ``KL(teacher || student)``, the second term of the paper's Eq. 8.
+    """Mean over rows of ``KL(teacher || student)``, the second term of the paper's Eq. 9 (which writes it the other way
+    round).
 
     Args:
         logits: of the student, ``[B, C]``.
@@ -105,7 +107,7 @@ def self_similarity_loss(memory: Tensor) -> Tensor:
 
 
 def load_balance_loss(routing: Routing, num_experts: int) -> Tensor:
-    """Squared coefficient of variation of the experts' load: ``Var(load) / mean(load)^2``, load = sum of gates.
+    """Eq. 8: squared coefficient of variation of the experts' load, ``Var(load) / mean(load)^2``, load = sum of gates.
 
     The variance is unbiased, as in the released code. The loss is zero for a single expert.
     """
@@ -134,7 +136,11 @@ def embedding_loss(
     self_similarity_weight: float,
     load_balance_weight: float,
 ) -> Tensor | float:
-    """Weighted embedding losses (paper, Eq. 12), summed over layers. A term with weight zero is not computed."""
+    """Weighted embedding losses (paper, Eq. 13), summed over layers. A term with weight zero is not computed.
+
+    Routings and memories are those of the same forward: the memory moves later. In the released code, it has already
+    moved when the self-similarity loss reads it.
+    """
     loss: Tensor | float = 0.0
     for routing, memory in zip(routings, memories, strict=True):
         if commitment_weight > 0:
@@ -154,7 +160,7 @@ def auxiliary_loss(
     self_similarity_weight: float = 0.01,
     load_balance_weight: float = 0.01,
 ) -> Tensor:
-    """Weighted losses (paper, Eq. 12) of all layers of a model that route by memory, to be added to the model's loss.
+    """Weighted losses (paper, Eq. 13) of all layers of a model that route by memory, to be added to the model's loss.
 
     ::
 

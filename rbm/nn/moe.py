@@ -47,7 +47,7 @@ class MoELayer(nn.Module):
         weight, bias: of the experts, ``[E, out_features, in_features]`` and ``[E, out_features]``.
         router: the linear map to ``z``.
         addresses: ``[router_features, E]``.
-        log_temperature, log_scale: scalars, the logarithms of ``t`` and of the output's scale.
+        log_temperature, log_scale: scalars, the logarithms of ``t`` and of the output's scale; no factor exceeds 100.
 
     Raises:
         ValueError: ``top_k > num_experts``, a number is out of range, or a name is unknown.
@@ -166,6 +166,9 @@ class MoEStudent(MixtureStudent):
 
 
 def balance_loss(routing: Routing, num_experts: int) -> Tensor:
-    """Squared coefficients of variation of the experts' importance (sums of gates) and load (numbers of rows)."""
+    """Squared coefficients of variation of the experts' importance (sums of gates) and load (numbers of rows), added.
+
+    As in the released code, the load is a count, without a gradient, whereas Shazeer et al. smooth it.
+    """
     chosen = F.one_hot(routing.experts.flatten().long(), num_experts).sum(0).to(routing.gates.dtype)
     return losses.load_balance_loss(routing, num_experts) + losses.squared_variation(all_reduce_sum(chosen))

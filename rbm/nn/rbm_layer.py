@@ -21,7 +21,7 @@ class FusedRbMLayer(MemoryRouter):
 
     Each row goes to the ``top_k`` of ``num_experts`` linear experts whose memory vectors are closest to it in cosine
     similarity. Its output is :math:`\exp(s) \sum_i G_i f_i(\exp(a_i) \odot h)`: ``G`` is the softmax over the selected
-    cosines, ``s`` and ``a_i`` are learned.
+    cosines, ``s`` and ``a_i`` are learned. As in the released code, no factor ``exp(s)`` or ``exp(a)`` exceeds 100.
 
     The memory vectors follow the rows by a moving average, without an extra call, like the running statistics of
     BatchNorm. A training forward only *records* its statistics; the memory moves at the next training forward, on
@@ -150,7 +150,7 @@ class FusedRbMLayer(MemoryRouter):
         return self._forward(as_rows(h), return_routing)
 
     def expert_forward(self, h: Features, expert: int = 0) -> Tensor:
-        """Apply one expert without routing, attention, scale or memory, as the paper pretrains (section 4.2)."""
+        """Apply one expert without routing, attention, scale or memory, as the paper pretrains (section 4.3)."""
         bias = None if self.bias is None else self.bias[expert]
         return linear(dropout(as_rows(h), self.dropout, self.training), self.weight[expert], bias)
 

@@ -12,8 +12,8 @@ _LEAST = 1e-4  # added to the share of each class to make its logarithm finite
 
 
 class LabelPropagation(ShownLabels, Teacher):
-    """``Y <- 0.9 D^-1/2 A D^-1/2 Y + 0.1 Y_0``, fifty times from the one-hot labels ``Y_0`` of training nodes, by PyG's
-    operator. Logits are the logarithms of the classes' shares, so soft labels are these shares.
+    """``Y <- min(0.9 D^-1/2 A D^-1/2 Y + 0.1 Y_0, 1)``, fifty times from the one-hot labels ``Y_0`` of training nodes,
+    by PyG's operator. Logits are the logarithms of the classes' shares, so soft labels are these shares.
 
     A teacher for graphs with misleading features. Nodes that no label reaches have equal shares. There are no
     parameters, and the only setting that is used is the number of classes. Labels are set by :meth:`register_labels`.

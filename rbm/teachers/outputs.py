@@ -98,7 +98,7 @@ def entropy_change(
 ) -> Tensor:
     """Change of the entropy of each node's soft label under noise on all features, divided by the largest change.
 
-    Mean over ``num_samples`` draws of ``|H(y~) - H(y)|``, or of its square if ``squared`` (the paper's Eq. 9), with
+    Mean over ``num_samples`` draws of ``|H(y~) - H(y)|``, or of its square if ``squared`` (the paper's Eq. 10), with
     natural logarithms and the teacher in eval mode.
 
     Returns:

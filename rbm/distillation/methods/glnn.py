@@ -7,7 +7,8 @@ The schedule differs from RbM's: an epoch is a pass over the labelled nodes and 
 both in shuffled batches with one optimiser step per batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
 from rbm.nn.students import MLPStudent
 from rbm.teachers.outputs import TeacherOutputs
+
+# The loss of logits [B, C] of nodes, int64 [B].
+NodeLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class GLNNTrainer(NodeTrainer):
@@ -51,11 +55,12 @@ class GLNNTrainer(NodeTrainer):
     def soft_loss(self, logits: Tensor, nodes: Tensor) -> Tensor:
         return losses.soft_label_loss(logits, self.teacher_outputs.soft_labels[nodes])
 
-    def batch_loss(self, nodes: Tensor, target) -> Tensor:
-        """The loss of a batch; ``target(logits, nodes)`` is :meth:`hard_loss` or :meth:`soft_loss`."""
+    def batch_loss(self, nodes: Tensor, target: NodeLoss) -> Tensor:
+        """The loss of a batch; ``target`` is :meth:`hard_loss` or :meth:`soft_loss`."""
         return target(self.forward(self.model, self.observed_x[nodes]), nodes)
 
-    def _pass(self, nodes: Tensor, target, weight: float) -> Tensor:
+    def _pass(self, nodes: Tensor, target: NodeLoss, weight: float) -> Tensor:
+        """One step per batch of ``nodes``; returns the mean loss."""
         total, count = torch.zeros((), device=nodes.device), 0
         for batch in self._batches(nodes):
             self.optimizer.zero_grad()

@@ -46,8 +46,7 @@ class LabelsTrainer(NodeTrainer):
             accuracy(self.forward(self.model, x), y)
             for x, y in ((self.train_x, self.train_y), (self.val_x, self.val_y))
         )
-        # Without validation nodes the accuracy is NaN, and every epoch counts as best.
-        if self.best is None or not val < self.best[0]:
+        if self.best is None or val >= self.best[0]:
             self.best = val, super().evaluate().test
         return Accuracies(train, val, self.best[1])
 

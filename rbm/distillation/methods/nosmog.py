@@ -14,7 +14,7 @@ from rbm.config import NOSMOGConfig
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.adversarial import pgd_perturb
-from rbm.distillation.methods.glnn import GLNNTrainer
+from rbm.distillation.methods.glnn import GLNNTrainer, NodeLoss
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.nn.sparse_rows import to_dense
 from rbm.nn.students import MLPStudent, width_of_last
@@ -39,7 +39,7 @@ class NOSMOGTrainer(GLNNTrainer):
             reason = f"{self.section}.similarity_weight is set"
             self.compare_with_teacher(teacher_outputs, width_of_last(model), reason)
 
-    def batch_loss(self, nodes: Tensor, target) -> Tensor:
+    def batch_loss(self, nodes: Tensor, target: NodeLoss) -> Tensor:
         rows, config = self.observed_x[nodes], self.config
         logits, trace = self.forward(self.model, rows, return_trace=True)
         loss = target(logits, nodes)

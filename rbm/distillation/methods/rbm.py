@@ -1,4 +1,4 @@
-"""Routing-by-Memory: pretraining of one expert, then training of the whole mixture (section 4.2 of the paper)."""
+"""Routing-by-Memory: pretraining of one expert, then training of the whole mixture (section 4.3 of the paper)."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from rbm.utils.distributed import broadcast_from_rank0
 
 class RbMTrainer(StudentTrainer):
     """Trainer of an RbM student. Pretraining only trains the first expert of each layer. Then the experts are cloned,
-    the memory vectors are initialised by K-means, the optimiser is reset, and routing begins (paper, section 4.2).
+    the memory vectors are initialised by K-means, the optimiser is reset, and routing begins (paper, section 4.3).
 
     If validation selects an epoch of pretraining, the student consists of clones of the expert of that epoch. Gates sum
     to one, so the mixture computes the same as this expert.
@@ -176,9 +176,7 @@ class RbMTrainer(StudentTrainer):
         if self.model.pretraining or not (rbm.shared_expert or rbm.routed_lr != 1):
             return super().parameter_groups()
         experts, lr = expert_parameters(self.model.layers), rbm.lr * rbm.routed_lr
-        expert_ids = {id(parameter) for parameter in experts}
-        others = [parameter for parameter in self.model.parameters() if id(parameter) not in expert_ids]
-        others = [*others, *self.projection_parameters()]
+        others = self.parameters_without(experts)
         if not rbm.shared_expert:
             return [{"params": others}, {"params": experts, "lr": lr}]
         self.shared_expert = SharedExpert(experts)
@@ -223,5 +221,5 @@ def start_from(mlp: MLPStudent, student: RbMStudent) -> None:
 
 
 def annealed_decay(config: RbMConfig, epoch: int) -> float:
-    """Decay of the memory at epoch ``t``: ``decay + (1 - decay) * delta * t / T``, at most one (paper, Eq. 13)."""
+    """Decay of the memory at epoch ``t``: ``decay + (1 - decay) * delta * t / T``, at most one (paper, Eq. 14)."""
     return min(1.0, config.decay + (1 - config.decay) * config.anneal_delta * epoch / config.anneal_steps)

@@ -193,6 +193,9 @@ class _EnergyDistillation:
     ) -> None:
         super().__init__(model, split, teacher_outputs, config, encodings)
         self.edges, _ = remove_self_loops(split.observed.edge_index)
+        self.has_energy_step = config.energy_weight > 0 and self.edges.shape[1] > 0
+        if not self.has_energy_step:
+            return
         self.num_nodes = split.observed.num_nodes
         self.whole = EdgeSum(self.edges, self.num_nodes)
         # Without BatchNorm, a row's outputs do not depend on other rows, and the ends of the drawn edges suffice.
@@ -208,7 +211,7 @@ class _EnergyDistillation:
 
     def train_epoch(self, epoch: int) -> float:
         total = super().train_epoch(epoch)
-        if self.config.energy_weight == 0 or not self.edges.shape[1]:
+        if not self.has_energy_step:
             return total
         self.optimizer.zero_grad()
         loss = self.config.energy_weight * self.energies()
@@ -238,10 +241,8 @@ class _EnergyDistillation:
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         injected = [parameter for layer in self.model.transformations() for parameter in layer.parameters()]
-        injected_ids = {id(parameter) for parameter in injected}
-        others = [parameter for parameter in self.model.parameters() if id(parameter) not in injected_ids]
         return [
-            {"params": [*others, *self.projection_parameters()]},
+            {"params": self.parameters_without(injected)},
             {"params": injected, "lr": self.config.lr * self.config.injected_lr},
         ]
 

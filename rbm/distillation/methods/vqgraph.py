@@ -42,7 +42,7 @@ from torch_geometric.utils import add_self_loops, coalesce, remove_self_loops
 
 from rbm.config import TokenizerConfig, VQGraphConfig
 from rbm.datasets.splits import GraphSplit
-from rbm.distillation.methods.glnn import GLNNTrainer
+from rbm.distillation.methods.glnn import GLNNTrainer, NodeLoss
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
@@ -177,8 +177,8 @@ class EdgeError:
         if span <= 1e-6 * max(abs(low), 1e-30):  # all rows are equal
             return rows.new_tensor(self.count**0.5 / self.num_nodes)
         edge_products = (rows * aggregate(self.matrix, rows)).sum().double()
-        wide = rows.double()
-        squares, total = (wide.T @ wide).square().sum(), wide.sum(0).square().sum()
+        exact = rows.double()
+        squares, total = (exact.T @ exact).square().sum(), exact.sum(0).square().sum()
         error = self.count - 2 / span * (edge_products - low * self.count)
         error = error + (squares - 2 * low * total + (low * self.num_nodes) ** 2) / span**2
         return (error / self.num_nodes**2).clamp_min(1e-12).sqrt().to(rows.dtype)
@@ -268,7 +268,7 @@ class VQGraphTrainer(GLNNTrainer):
             total = float(self._pass(self.observed_nodes, self.code_loss, self.config.code_weight))
         return total + super().train_epoch(epoch)
 
-    def batch_loss(self, nodes: Tensor, target) -> Tensor:
+    def batch_loss(self, nodes: Tensor, target: NodeLoss) -> Tensor:
         if target != self.code_loss:
             return super().batch_loss(nodes, target)
         # The norm's output is recorded, as a second call would update BatchNorm's running statistics twice per step.

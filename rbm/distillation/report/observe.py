@@ -144,7 +144,7 @@ def _neighborhoods(split: GraphSplit, nodes: Tensor) -> tuple[np.ndarray, np.nda
 
 def _degree_group(degrees: np.ndarray) -> np.ndarray:
     """Groups of degrees: 0 to 4 separately, then 5 to 8, 9 to 16, ..."""
-    return np.where(degrees < 5, degrees, 3 + np.ceil(np.log2(np.maximum(degrees, 1)))).astype(int) - (degrees >= 5)
+    return np.where(degrees < 5, degrees, 2 + np.ceil(np.log2(np.maximum(degrees, 1)))).astype(int)
 
 
 def _degree_name(group: int) -> str:

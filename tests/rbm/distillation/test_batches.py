@@ -74,38 +74,43 @@ def test_temperature_squared():
     torch.testing.assert_close(scaled, 9 * plain)
 
 
+@pytest.mark.parametrize("batch_size", [4, 0])
 @pytest.mark.parametrize("forward", ["node", "pair"])
-def test_released_reduction_sums_means_of_batches(forward):
-    """Seven labels in batches of four give two means; the batches of pairs are also means."""
-    config = DistillConfig(
-        label_weight=0.3, mean="pairs", forward=forward, batch_size=4, reduction="sum_of_batch_means", shuffle=False
-    )
+def test_released_reduction_sums_means_of_batches(forward, batch_size):
+    """Seven labels in batches of four give two means; the batches of pairs are also means. A batch size of 0 stands for
+    the number of nodes.
+    """
+    how = {"forward": forward, "batch_size": batch_size, "reduction": "sum_of_batch_means", "shuffle": False}
+    config, size = DistillConfig(label_weight=0.3, mean="pairs", **how), batch_size or NODES
     problem = Problem(config)
     batches = problem.batches()
     number_of_pairs = NODES + int(problem.pairs.neighbors.count_nonzero())
-    hard, soft = 2, -(-number_of_pairs // 4)
+    hard, soft = -(-7 // size), -(-number_of_pairs // size)
+    assert soft > 1
     assert sum(batch.auxiliary_weight for batch in batches) == pytest.approx(hard + soft)
     if forward == "pair":
-        assert [batch.nodes.tolist() for batch in batches[:2]] == [
-            nodes.tolist() for nodes in problem.train_nodes.split(4)
+        assert [batch.nodes.tolist() for batch in batches[:hard]] == [
+            nodes.tolist() for nodes in problem.train_nodes.split(size)
         ]
-        assert all(batch.hard_weight == 0.3 for batch in batches[:2])
+        assert all(batch.hard_weight == 0.3 for batch in batches[:hard])
         assert len(batches) == hard + soft
-        weights = torch.stack([batch.pair_weights.sum() for batch in batches[2:]])
+        weights = torch.stack([batch.pair_weights.sum() for batch in batches[hard:]])
         torch.testing.assert_close(weights, torch.ones_like(weights))
     else:
         assert sum(batch.hard_weight for batch in batches) == pytest.approx(0.3 * hard)
         assert batches[0].soft_weight == pytest.approx(0.7 * soft)
 
 
-def test_a_step_a_batch_keeps_the_size_of_the_loss():
-    problem = Problem(DistillConfig(batch_size=5, step_per_batch=True))
+@pytest.mark.parametrize("forward", ["node", "pair"])
+def test_a_step_a_batch_keeps_the_size_of_the_loss(forward):
+    problem = Problem(DistillConfig(forward=forward, batch_size=5, step_per_batch=True))
     batches = problem.batches()
     whole = Problem(DistillConfig())
     whole.__dict__.update({**problem.__dict__, "config": whole.config})
     (expected,) = (whole.loss(batch) for batch in whole.batches())
     mean = sum(problem.loss(batch) for batch in batches) / len(batches)
     torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+    assert sum(batch.auxiliary_weight for batch in batches) / len(batches) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("forward", ["node", "pair"])

@@ -263,3 +263,22 @@ def test_an_mlp_distils_by_pairs_too(small_graph, quick):
     trainer = StudentTrainer(MLPStudent(12, 8, 3), split, outputs_from_logits(torch.randn(60, 3), split), config)
     losses = [trainer.train_epoch(epoch) for epoch in range(20)]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("neighbors", "draw"), [(False, "sample"), (True, "expectation"), (True, "sample")])
+def test_targets_are_computed_anew_only_if_they_are_drawn(small_graph, quick, neighbors, draw):
+    trainer = trainer_of(quick.updated({"distill": {"neighbors": neighbors, "draw": draw}}), small_graph)
+    trainer.train_epoch(0)
+    first = trainer.targets
+    trainer.train_epoch(1)
+    assert (trainer.targets is first) == (not neighbors or draw == "expectation")
+
+
+@pytest.mark.parametrize("batch_size", [0, 59, 60, 100])
+def test_one_batch_of_all_nodes_reuses_the_first_layer(small_graph, quick, batch_size):
+    config = quick.updated({"distill": {"batch_size": batch_size}})
+    split = split_graph(small_graph)
+    trainer = StudentTrainer(MLPStudent(12, 8, 3), split, outputs_from_logits(torch.randn(60, 3), split), config)
+    assert (trainer.first_layer is not None) == (batch_size != 59)
+    trainer.update_targets()
+    assert (trainer.first_layer is not None) == all(batch.nodes is None for batch in trainer._batches())

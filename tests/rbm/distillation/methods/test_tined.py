@@ -201,6 +201,15 @@ def test_a_share_of_the_edges_is_drawn_anew(split, taught):
     assert len(values) == 4
 
 
+def test_without_a_weight_no_energy_is_computed(split, taught, monkeypatch):
+    """On the features of Coauthor Physics, the energies take longer than many epochs."""
+    teacher, outputs = taught
+    monkeypatch.setattr(tined, "edge_energies", None)
+    monkeypatch.setattr(tined, "teacher_operations", None)
+    ours = TINEDTrainer(student_of(teacher), split, outputs, TINEDConfig(energy_weight=0.0))
+    assert math.isfinite(ours.train_epoch(0))
+
+
 def test_the_ends_of_drawn_edges_suffice(split, taught):
     teacher, outputs = taught
     ours = TINEDTrainer(student_of(teacher), split, outputs, TINEDConfig(energy_share=0.1))
