@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rbm.cli.errors import advise_resuming
+from rbm.cli.errors import SAME_COMMAND, advise_resuming
 from rbm.cli.experiments import run_and_show
 from rbm.cli.options import (
     CACHE,
@@ -190,8 +190,7 @@ def distill(
     again += " --auto" if auto else ""
     with joined(usable_device(device)) as place:
         data = load_configured_dataset(chosen).to(place)
-        settings = (path / "config.yaml", path / "auto.yaml")
-        with advise_resuming(f"rbm distill --out {path} --resume{again}", settings):
+        with advise_resuming(lambda: f"rbm distill --out {path} --resume{again}" if _is_begun(path) else SAME_COMMAND):
             result = run_distillation(
                 data,
                 named,
@@ -212,6 +211,11 @@ def distill(
         is_main = is_main_process()
     if is_main:
         _report(result, path)
+
+
+def _is_begun(path: Path) -> bool:
+    """Whether a run has stored its settings, without which it cannot be resumed."""
+    return any((path / name).is_file() for name in ("config.yaml", "auto.yaml"))
 
 
 def _has_settings(options) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rbm.cli.errors import SAME_COMMAND, advise_resuming
+from rbm.cli.errors import advise_resuming
 from rbm.cli.options import CACHE, CacheFolder, Device, Jobs, Root, console, status, usable_device
 
 # Read from the files, so that --help does not import the modules that make tables.
@@ -96,7 +96,7 @@ def reproduce(
     experiments = chosen.experiments(datasets=tuple(datasets.split(",")), seeds=parse_seeds(seeds))
     place = usable_device(device)
     if run:
-        with advise_resuming(SAME_COMMAND):
+        with advise_resuming():
             run_experiment(experiments, out, root=root, cache=cache, jobs=jobs, device=place, console=status)
     rows = read_rows(_earlier(out))
     files = write_outputs(chosen, rows, out.with_suffix(""), command)
@@ -180,7 +180,7 @@ def run_and_show(chosen, out, root, cache, jobs, device, show=None) -> None:
     from rbm.experiments.runner import run_experiment
     from rbm.experiments.tables import main_table
 
-    with advise_resuming(SAME_COMMAND):
+    with advise_resuming():
         rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, device=device, console=status)
     if show is not None:
         print(show(chosen, rows), end="")

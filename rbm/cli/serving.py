@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rbm.cli.errors import SAME_COMMAND, advise_resuming
+from rbm.cli.errors import advise_resuming
 from rbm.cli.options import Device, Run, console, status, usable_device
 
 MethodName = Annotated[str | None, typer.Option(help="Student to use, by its method (default: the one the run keeps).")]
@@ -83,7 +83,7 @@ def predict(
         from rbm.serving.folders import predict_folder
 
         out = Path("predictions") if out is None else out
-        with advise_resuming(SAME_COMMAND):
+        with advise_resuming():
             rows = predict_folder(run, features, out, ray=ray, workers=workers, **joined)
     else:
         if workers is not None:

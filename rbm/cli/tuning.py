@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rbm.cli.errors import SAME_COMMAND, advise_resuming
+from rbm.cli.errors import advise_resuming
 from rbm.cli.options import (
     CACHE,
     Assignments,
@@ -75,7 +75,7 @@ def tune(
     given |= {"precision": precision, "undirected": True if undirected else None}
     start = configuration(dataset, teacher, preset, given, config, set_)
     folder = out or Path("runs") / f"tune-{run_name(start)}-{method}"
-    with advise_resuming(SAME_COMMAND):
+    with advise_resuming():
         found = search(
             start,
             folder,

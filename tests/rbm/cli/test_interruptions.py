@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from rbm_process import RbmProcess, interruptible
 
-from rbm.cli.errors import advise_resuming
-
 pytestmark = pytest.mark.slow
 QUICK = ["--set", "teacher.max_epochs=3", "--set", "encoding.deepwalk=false", "--no-plots", "--method", "rbm"]
 LONG = [*QUICK, "--set", "rbm.max_epochs=100000", "--set", "rbm.patience=100000"]
@@ -78,13 +76,16 @@ def test_worker_processes_end_with_an_interrupted_command(tmp_path):
 
 
 @pytest.mark.parametrize("stored", [(), ("config.yaml",), ("auto.yaml",)])
-def test_a_run_without_settings_is_continued_by_the_same_command(tmp_path, stored):
-    for name in stored:
-        (tmp_path / name).touch()
-    needs = [tmp_path / "config.yaml", tmp_path / "auto.yaml"]
-    with pytest.raises(KeyboardInterrupt) as stop, advise_resuming("another command", needs):
+def test_a_run_without_settings_is_continued_by_the_same_command(command, monkeypatch, tmp_path, stored):
+    def interrupted(*_, **__):
+        for name in stored:
+            (tmp_path / name).touch()
         raise KeyboardInterrupt
-    assert stop.value.advice.endswith("continue by another command" if stored else "continue by the same command")
+
+    monkeypatch.setattr("rbm.distillation.distill.distill", interrupted)
+    _, _, err = command("distill", "--out", tmp_path)
+    advised = f"rbm distill --out {tmp_path} --resume" if stored else "the same command"
+    assert err.strip().endswith(f"continue by {advised}")
 
 
 def test_settings_that_a_killed_run_did_not_store_are_asked_for(command, tmp_path):
