@@ -1,5 +1,6 @@
 """``rbm distill``."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -184,13 +185,13 @@ def distill(
         if auto and (teacher is not None or chosen.teacher.name == "logits"):
             named = chosen.teacher.name
     path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
-    again = "".join(
-        f" --{name} {value}" for name, value in (("method", method), ("keep", keep)) if value not in (None, _METHODS)
-    )
-    again += " --auto" if auto else ""
+    again = ["rbm", "distill", "--out", str(path), "--resume"]
+    for name, value in (("method", method), ("keep", keep)):
+        again += [f"--{name}", value] if value not in (None, _METHODS) else []
+    again += ["--auto"] if auto else []
     with joined(usable_device(device)) as place:
         data = load_configured_dataset(chosen).to(place)
-        with advise_resuming(lambda: f"rbm distill --out {path} --resume{again}" if _is_begun(path) else SAME_COMMAND):
+        with advise_resuming(lambda: shlex.join(again) if _is_begun(path) else SAME_COMMAND):
             result = run_distillation(
                 data,
                 named,

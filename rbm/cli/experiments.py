@@ -1,5 +1,6 @@
 """``rbm experiment``, ``reproduce`` and ``table``."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -66,7 +67,7 @@ def reproduce(
     from rbm.experiments.results import read_rows
     from rbm.experiments.runner import run_experiment
 
-    command = f"rbm {' '.join(sys.argv[1:])}"
+    command = shlex.join(["rbm", *sys.argv[1:]])
     if table in STUDIES:
         if methods is not None:
             raise ValueError(f"methods is {methods!r}, expected none: the study {table} has methods of its own")

@@ -1,5 +1,6 @@
 """``rbm tune``."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,7 +91,7 @@ def tune(
             console=status,
         )
     console.print(_table(found))
-    summary = f"trials: {folder / 'trials.csv'}; rbm distill --config {folder / 'best.yaml'}"
+    summary = f"trials: {folder / 'trials.csv'}; rbm distill --config {shlex.quote(str(folder / 'best.yaml'))}"
     console.print(summary, highlight=False, soft_wrap=True)
 
 

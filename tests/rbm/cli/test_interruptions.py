@@ -83,9 +83,22 @@ def test_a_run_without_settings_is_continued_by_the_same_command(command, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rbm.distillation.distill.distill", interrupted)
-    _, _, err = command("distill", "--out", tmp_path)
-    advised = f"rbm distill --out {tmp_path} --resume" if stored else "the same command"
+    _, _, err = command("distill", "--out", tmp_path, "--method", "mlp, rbm")
+    advised = f"rbm distill --out {tmp_path} --resume --method 'mlp, rbm'" if stored else "the same command"
     assert err.strip().endswith(f"continue by {advised}")
+
+
+def test_advice_quotes_what_the_shell_would_take_apart(command, monkeypatch, tmp_path):
+    folder = tmp_path / "my run"
+
+    def interrupted(*_, **__):
+        folder.mkdir()
+        (folder / "config.yaml").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rbm.distillation.distill.distill", interrupted)
+    _, _, err = command("distill", "--out", folder)
+    assert err.strip().endswith(f"continue by rbm distill --out '{folder}' --resume")
 
 
 def test_settings_that_a_killed_run_did_not_store_are_asked_for(command, tmp_path):

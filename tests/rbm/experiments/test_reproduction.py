@@ -8,7 +8,7 @@ import pytest
 from rbm.distillation.registry import METHODS
 from rbm.experiments import runner as experiments
 from rbm.experiments.paper_tables import lines_of, read_table, render, table_names, table_of, write_outputs
-from rbm.experiments.results import read_rows
+from rbm.experiments.results import append_rows, read_rows
 from rbm.experiments.runner import run_experiment
 from rbm.experiments.tables import paper_tables
 
@@ -188,3 +188,10 @@ def test_outputs(tmp_path):
     assert text.count("| cora, inductive |") == 2, "at the best validation, and the maximum over epochs"
     assert picture.stat().st_size > 10_000
     assert write_outputs(read_table("main"), [], tmp_path / "empty", "rbm")[0].is_file()
+
+
+def test_a_page_names_its_command_as_the_shell_takes_it(command, tmp_path):
+    append_rows(tmp_path / "my rows.csv", [])
+    assert command("reproduce", "main", "--no-run", "--out", tmp_path / "my rows.csv")[0] == 0
+    page = (tmp_path / "my rows" / "main.md").read_text()
+    assert f"`rbm reproduce main --no-run --out '{tmp_path}/my rows.csv'`" in page
