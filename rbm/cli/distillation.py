@@ -191,7 +191,8 @@ def distill(
     again += ["--auto"] if auto else []
     with joined(usable_device(device)) as place:
         data = load_configured_dataset(chosen).to(place)
-        with advise_resuming(lambda: shlex.join(again) if _is_begun(path) else SAME_COMMAND):
+        replaced = _stored_settings(path) if overwrite else set()
+        with advise_resuming(lambda: shlex.join(again) if _stored_settings(path) - replaced else SAME_COMMAND):
             result = run_distillation(
                 data,
                 named,
@@ -214,9 +215,12 @@ def distill(
         _report(result, path)
 
 
-def _is_begun(path: Path) -> bool:
-    """Whether a run has stored its settings, without which it cannot be resumed."""
-    return any((path / name).is_file() for name in ("config.yaml", "auto.yaml"))
+def _stored_settings(path: Path) -> set[tuple[Path, int, int]]:
+    """The files in which a run has stored its settings, without which it cannot be resumed, each with what tells it
+    from a file that replaces it.
+    """
+    files = [path / name for name in ("config.yaml", "auto.yaml")]
+    return {(file, file.stat().st_ino, file.stat().st_mtime_ns) for file in files if file.is_file()}
 
 
 def _has_settings(options) -> bool:

@@ -88,6 +88,23 @@ def test_a_run_without_settings_is_continued_by_the_same_command(command, monkey
     assert err.strip().endswith(f"continue by {advised}")
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_that_was_not_replaced_yet_is_not_resumed(command, monkeypatch, tmp_path, replaced):
+    """Regression test: --overwrite and an early Ctrl-C advised to resume the run that was to be replaced."""
+    (tmp_path / "config.yaml").write_text("preset: clean\n")
+
+    def interrupted(*_, **__):
+        if replaced:
+            (tmp_path / "config.yaml").unlink()
+            (tmp_path / "config.yaml").write_text("preset: clean\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rbm.distillation.distill.distill", interrupted)
+    _, _, err = command("distill", "--out", tmp_path, "--overwrite")
+    advised = f"rbm distill --out {tmp_path} --resume" if replaced else "the same command"
+    assert err.strip().endswith(f"continue by {advised}")
+
+
 def test_advice_quotes_what_the_shell_would_take_apart(command, monkeypatch, tmp_path):
     folder = tmp_path / "my run"
 
