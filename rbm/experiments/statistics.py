@@ -53,7 +53,7 @@ def median_scores(blocks: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def without_rounding(points: float) -> float:
-    """A difference of accuracies without the rounding of its subtraction, which is no spread and no lead; never -0.0.
+    """A mean or difference of accuracies without the rounding of its computation, which is no lead; never -0.0.
 
     Args:
         points: in points, of which nine digits are kept.

@@ -171,6 +171,28 @@ def test_a_table_of_whatever_there_is():
     assert render(table_of([]), []).startswith("| | seeds |")
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "marked"),
+    [
+        ({"a": 0.8}, ["**80.00**"]),
+        ({"a": 0.7, "b": 0.8, "c": 0.6}, ["*70.00*", "**80.00**", "60.00"]),
+        ({"a": 0.8, "b": 0.8, "c": 0.7}, ["**80.00**", "**80.00**", "70.00"]),
+        ({"a": 0.8, "b": 0.8, "c": 0.8}, ["**80.00**", "**80.00**", "**80.00**"]),
+        ({"a": 0.7, "b": 0.8, "c": 0.7}, ["*70.00*", "**80.00**", "*70.00*"]),
+    ],
+)
+def test_equal_students_have_the_same_mark(accuracies, marked):
+    """Regression test: of two that were equal, one was bold and the other italic."""
+    rows = [row(method, 0, accuracy) for method, accuracy in accuracies.items()]
+    assert render(table_of(rows), rows).splitlines()[2] == f"| cora, inductive | 1 | {' | '.join(marked)} |"
+
+
+def test_the_rounding_of_a_mean_is_no_lead():
+    rows = [row("a", seed, value) for seed, value in enumerate((0.8, 0.70011))]
+    rows += [row("b", seed, value) for seed, value in enumerate((0.799, 0.70111))]
+    assert render(table_of(rows), rows).splitlines()[2].count("**") == 4
+
+
 def test_the_papers_figures_are_those_of_the_same_teacher():
     """Regression test: students of GCN, of an MLP and so on stood beside the paper's students of GraphSAGE."""
     rows = [row(m, 0, 0.8, teacher=t, setting="transductive") for t in ("sage", "gcn", "mlp") for m in ("mlp", "rbm")]
