@@ -243,8 +243,10 @@ def _test(table: Table, lines: list[Line], setting: str) -> str:
     printed = paper_tables()["reported_p_values"].get(table.paper, {}).get(setting)
     own = table.name or any(line.paper for line in lines)  # a table of the paper, or its figures are beside ours
     beside = f"; the paper prints {printed}, over nine graphs" if own and printed is not None else ""
+    # Each teacher gives a graph a line of its own.
+    what = "graphs" if len({line.teacher for line in lines}) == 1 else "pairs of graph and teacher"
     return (
-        f"Skillings-Mack over {len(blocks)} graphs, {setting}: {test.statistic:.2f}, {test.df} degrees of freedom,"
+        f"Skillings-Mack over {len(blocks)} {what}, {setting}: {test.statistic:.2f}, {test.df} degrees of freedom,"
         f" p {_rounded(test.p, '= ')} (chi-square), {_rounded(test.p_simulated)} (permutations){beside}."
     )
 

@@ -187,6 +187,15 @@ def test_equal_students_have_the_same_mark(accuracies, marked):
     assert render(table_of(rows), rows).splitlines()[2] == f"| cora, inductive | 1 | {' | '.join(marked)} |"
 
 
+def test_pairs_of_graph_and_teacher_are_not_counted_as_graphs():
+    """Regression test: two graphs with two teachers were four graphs."""
+    pairs = [(graph, teacher) for graph in ("cora", "citeseer") for teacher in ("sage", "gcn")]
+    rows = [row(m, 0, a, dataset=g, teacher=t) for g, t in pairs for m, a in (("a", 0.8), ("b", 0.7))]
+    assert "Skillings-Mack over 4 pairs of graph and teacher, inductive: " in render(table_of(rows), rows)
+    of_one = [given for given in rows if given["teacher"] == "gcn"]
+    assert "Skillings-Mack over 2 graphs, inductive: " in render(table_of(of_one), of_one)
+
+
 def test_the_rounding_of_a_mean_is_no_lead():
     rows = [row("a", seed, value) for seed, value in enumerate((0.8, 0.70011))]
     rows += [row("b", seed, value) for seed, value in enumerate((0.799, 0.70111))]
