@@ -265,6 +265,8 @@ def test_wrong_seeds(text):
         ("- 1", "expected the keys"),
         ("a: [", "is not valid YAML"),
         ("methods: [gnn]", "methods holds 'gnn'"),
+        ("methods: [mlp, glnn, mlp]", "methods holds 'mlp' twice, which would be trained twice; expected each once"),
+        ("datasets: [digits, digits]", "datasets holds 'digits' twice"),
         ("settings: [both]", "settings holds 'both'"),
         ("preset: best", "preset is 'best'"),
         ("protocol: gnn", "protocol is 'gnn', expected one of rbm, cpf"),
