@@ -69,6 +69,15 @@ def test_what_a_study_would_ignore_is_refused(command, monkeypatch, tmp_path, op
     assert (status, message in err) == (2, True)
 
 
+@pytest.mark.parametrize(("dataset", "message"), [("coraa", "did you mean 'cora'"), ("cora", "root: got None")])
+def test_a_graph_that_is_missing_is_noticed_before_anything_is_trained(tmp_path, monkeypatch, dataset, message):
+    """Regression test: the second graph's name was looked at when the first one was trained, which was then lost."""
+    monkeypatch.setattr("rbm.experiments.analysis.distill", lambda *_, **__: pytest.fail("a run was begun"))
+    with pytest.raises(ValueError, match=message):
+        study("complexity", ["digits", dataset], tmp_path / "out", command="rbm")
+    assert not (tmp_path / "out").exists()
+
+
 def test_unknown_study(tmp_path):
     with pytest.raises(ValueError, match="study is 'beauty', expected one of complexity, representation"):
         study("beauty", ["digits"], tmp_path, command="rbm")
