@@ -254,9 +254,9 @@ def _report(result, path) -> None:
         console.print(sentence, markup=False, highlight=False)
     console.print(time_sentence(result.timings), markup=False, highlight=False)
     console.print()
-    console.print(f"run folder: {path}", highlight=False, soft_wrap=True)
+    console.print(f"run folder: {path}", markup=False, highlight=False, soft_wrap=True)
     if (path / REPORT).is_file():
-        console.print(f"report:     {path / REPORT}", highlight=False, soft_wrap=True)
+        console.print(f"report:     {path / REPORT}", markup=False, highlight=False, soft_wrap=True)
 
 
 def distill_seeds(seeds, methods, out, root, cache, jobs, device, options) -> None:

@@ -109,7 +109,9 @@ def reproduce(
     rows = read_rows(_earlier(out))
     files = write_outputs(chosen, rows, out.with_suffix(""), command)
     print(render(chosen, rows), end="")
-    console.print(f"rows: {out}; {', '.join(str(file) for file in files)}", highlight=False)
+    console.print(
+        f"rows: {out}; {', '.join(str(file) for file in files)}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _earlier(file: Path) -> Path:
@@ -194,4 +196,4 @@ def run_and_show(chosen, out, root, cache, jobs, device, show=None) -> None:
         print(show(chosen, rows), end="")
     else:
         print(main_table(rows, chosen.methods) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")
-    console.print(f"rows: {out}", highlight=False)
+    console.print(f"rows: {out}", markup=False, highlight=False, soft_wrap=True)

@@ -92,7 +92,7 @@ def tune(
         )
     console.print(_table(found))
     summary = f"trials: {folder / 'trials.csv'}; rbm distill --config {shlex.quote(str(folder / 'best.yaml'))}"
-    console.print(summary, highlight=False, soft_wrap=True)
+    console.print(summary, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(found: "Tuned") -> "Table":

@@ -226,3 +226,12 @@ def test_a_page_names_its_command_as_the_shell_takes_it(command, tmp_path):
     assert command("reproduce", "main", "--no-run", "--out", tmp_path / "my rows.csv")[0] == 0
     page = (tmp_path / "my rows" / "main.md").read_text()
     assert f"`rbm reproduce main --no-run --out '{tmp_path}/my rows.csv'`" in page
+
+
+def test_files_are_named_as_they_are(command, tmp_path):
+    """Regression test: brackets in a path were taken for markup and left out, and long paths broken into lines."""
+    rows = tmp_path / ("a" * 100) / "rows [old].csv"
+    rows.parent.mkdir()
+    append_rows(rows, [])
+    status, out, _ = command("reproduce", "main", "--no-run", "--out", rows)
+    assert (status, f"rows: {rows}; {rows.with_suffix('')}/main.md" in out) == (0, True)
