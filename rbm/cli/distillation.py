@@ -1,11 +1,12 @@
 """``rbm distill``."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rbm.cli.errors import advise_resuming
+from rbm.cli.errors import SAME_COMMAND, advise_resuming
 from rbm.cli.experiments import run_and_show
 from rbm.cli.options import (
     CACHE,
@@ -184,14 +185,14 @@ def distill(
         if auto and (teacher is not None or chosen.teacher.name == "logits"):
             named = chosen.teacher.name
     path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
-    again = "".join(
-        f" --{name} {value}" for name, value in (("method", method), ("keep", keep)) if value not in (None, _METHODS)
-    )
-    again += " --auto" if auto else ""
+    again = ["rbm", "distill", "--out", str(path), "--resume"]
+    for name, value in (("method", method), ("keep", keep)):
+        again += [f"--{name}", value] if value not in (None, _METHODS) else []
+    again += ["--auto"] if auto else []
     with joined(usable_device(device)) as place:
         data = load_configured_dataset(chosen).to(place)
-        settings = (path / "config.yaml", path / "auto.yaml")
-        with advise_resuming(f"rbm distill --out {path} --resume{again}", settings):
+        replaced = _stored_settings(path) if overwrite else set()
+        with advise_resuming(lambda: shlex.join(again) if _stored_settings(path) - replaced else SAME_COMMAND):
             result = run_distillation(
                 data,
                 named,
@@ -212,6 +213,14 @@ def distill(
         is_main = is_main_process()
     if is_main:
         _report(result, path)
+
+
+def _stored_settings(path: Path) -> set[tuple[Path, int, int]]:
+    """The files in which a run has stored its settings, without which it cannot be resumed, each with what tells it
+    from a file that replaces it.
+    """
+    files = [path / name for name in ("config.yaml", "auto.yaml")]
+    return {(file, file.stat().st_ino, file.stat().st_mtime_ns) for file in files if file.is_file()}
 
 
 def _has_settings(options) -> bool:
@@ -245,9 +254,9 @@ def _report(result, path) -> None:
         console.print(sentence, markup=False, highlight=False)
     console.print(time_sentence(result.timings), markup=False, highlight=False)
     console.print()
-    console.print(f"run folder: {path}", highlight=False, soft_wrap=True)
+    console.print(f"run folder: {path}", markup=False, highlight=False, soft_wrap=True)
     if (path / REPORT).is_file():
-        console.print(f"report:     {path / REPORT}", highlight=False, soft_wrap=True)
+        console.print(f"report:     {path / REPORT}", markup=False, highlight=False, soft_wrap=True)
 
 
 def distill_seeds(seeds, methods, out, root, cache, jobs, device, options) -> None:

@@ -1,7 +1,7 @@
 """Errors of commands: a mistake, a full disk or an interruption is reported in one sentence with an exit status."""
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -51,22 +51,18 @@ def one_sentence(command: C) -> C:
 
 
 @contextmanager
-def advise_resuming(command: str, needs: Iterable[Path] = ()) -> Iterator[None]:
-    """Add how to continue the work to the message of an interruption or disk failure inside the block: by ``command``
-    if there is one of the files that it ``needs``, otherwise by the same command.
+def advise_resuming(command: Callable[[], str] = lambda: SAME_COMMAND) -> Iterator[None]:
+    """Add how to continue the work to the message of an interruption or disk failure inside the block: by ``command``,
+    which is asked only then.
     """
-
-    def advice() -> str:
-        return command if any(file.is_file() for file in needs) else SAME_COMMAND
-
     try:
         yield
     except KeyboardInterrupt as error:
-        error.advice = f"what is done so far is kept; continue by {advice()}"
+        error.advice = f"what is done so far is kept; continue by {command()}"
         raise
     except OSError as error:
         if error.errno in DISK_ERRORS:
-            error.advice = f"what is done so far is kept; when that is mended, continue by {advice()}"
+            error.advice = f"what is done so far is kept; when that is mended, continue by {command()}"
         raise
 
 

@@ -1,12 +1,13 @@
 """``rbm experiment``, ``reproduce`` and ``table``."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rbm.cli.errors import SAME_COMMAND, advise_resuming
+from rbm.cli.errors import advise_resuming
 from rbm.cli.options import CACHE, CacheFolder, Device, Jobs, Root, console, status, usable_device
 
 # Read from the files, so that --help does not import the modules that make tables.
@@ -38,7 +39,9 @@ def reproduce(
     table: Annotated[str, typer.Argument(help=f"Table to make: {', '.join(_TABLES)}.")],
     datasets: Annotated[str, typer.Option(help="Comma-separated datasets.")] = "cora,citeseer,amazon-photo",
     settings: Annotated[str | None, typer.Option(help="transductive,inductive (default: the table's).")] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, such as 0-9.")] = "0-4",
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, such as 0-9 (default: 0-4); complexity and representation take one.")
+    ] = None,
     methods: Annotated[str | None, typer.Option(help="Only the columns of these methods, such as glnn,rbm.")] = None,
     protocol: Annotated[str, typer.Option(help="Version and split of a named graph: rbm or cpf.")] = "rbm",
     out: Annotated[Path, typer.Option(help="CSV file of all runs, shared by the tables.")] = Path("results/paper.csv"),
@@ -66,10 +69,15 @@ def reproduce(
     from rbm.experiments.results import read_rows
     from rbm.experiments.runner import run_experiment
 
-    command = f"rbm {' '.join(sys.argv[1:])}"
+    command = shlex.join(["rbm", *sys.argv[1:]])
     if table in STUDIES:
         if methods is not None:
             raise ValueError(f"methods is {methods!r}, expected none: the study {table} has methods of its own")
+        (seed, *others) = parse_seeds("0" if seeds is None else seeds)
+        if others:
+            raise ValueError(f"seeds is {seeds!r}, expected one: the study {table} is made of one run a graph")
+        if protocol != "rbm":
+            raise ValueError(f"protocol is {protocol!r}, expected rbm: the study {table} knows no other")
         folder = out.with_suffix("")
         if not run:
             print(_earlier(folder / f"{table}.md").read_text(encoding="utf-8"), end="")
@@ -80,7 +88,7 @@ def reproduce(
             folder,
             command=command,
             root=root,
-            seed=parse_seeds(seeds)[0],
+            seed=seed,
             setting=settings or "transductive",
             cache=cache,
             device=usable_device(device),
@@ -93,15 +101,17 @@ def reproduce(
         chosen = replace(chosen, settings=tuple(settings.split(",")))
     if methods is not None:
         chosen = chosen.only(methods.split(","))
-    experiments = chosen.experiments(datasets=tuple(datasets.split(",")), seeds=parse_seeds(seeds))
+    experiments = chosen.experiments(datasets=tuple(datasets.split(",")), seeds=parse_seeds(seeds or "0-4"))
     place = usable_device(device)
     if run:
-        with advise_resuming(SAME_COMMAND):
+        with advise_resuming():
             run_experiment(experiments, out, root=root, cache=cache, jobs=jobs, device=place, console=status)
     rows = read_rows(_earlier(out))
     files = write_outputs(chosen, rows, out.with_suffix(""), command)
     print(render(chosen, rows), end="")
-    console.print(f"rows: {out}; {', '.join(str(file) for file in files)}", highlight=False)
+    console.print(
+        f"rows: {out}; {', '.join(str(file) for file in files)}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _earlier(file: Path) -> Path:
@@ -180,10 +190,10 @@ def run_and_show(chosen, out, root, cache, jobs, device, show=None) -> None:
     from rbm.experiments.runner import run_experiment
     from rbm.experiments.tables import main_table
 
-    with advise_resuming(SAME_COMMAND):
+    with advise_resuming():
         rows = run_experiment(chosen, out, root=root, cache=cache, jobs=jobs, device=device, console=status)
     if show is not None:
         print(show(chosen, rows), end="")
     else:
         print(main_table(rows, chosen.methods) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")
-    console.print(f"rows: {out}", highlight=False)
+    console.print(f"rows: {out}", markup=False, highlight=False, soft_wrap=True)

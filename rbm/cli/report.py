@@ -57,4 +57,4 @@ def report(
                     write_representation(result, run)
     with status.status("charts"):
         write_page(runs, page)
-    console.print(f"{page}: {page.stat().st_size / 2**10:,.0f} KiB", highlight=False, soft_wrap=True)
+    console.print(f"{page}: {page.stat().st_size / 2**10:,.0f} KiB", markup=False, highlight=False, soft_wrap=True)

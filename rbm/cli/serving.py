@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rbm.cli.errors import SAME_COMMAND, advise_resuming
+from rbm.cli.errors import advise_resuming
 from rbm.cli.options import Device, Run, console, status, usable_device
 
 MethodName = Annotated[str | None, typer.Option(help="Student to use, by its method (default: the one the run keeps).")]
@@ -72,7 +72,7 @@ def predict(
             raise ValueError(f"graph: got {graph} together with {', '.join(named)}; leave one of them out")
         out = Path("predictions.csv") if out is None else out
         rows = predict_graph(run, graph, out, root=root, method=method, quantize=quantize, console=status)
-        console.print(f"{rows} predictions written to {out}", highlight=False)
+        console.print(f"{rows} predictions written to {out}", markup=False, highlight=False, soft_wrap=True)
         return
     if features is None:
         raise ValueError("features: got none, expected a file or folder of features, or a graph with --graph")
@@ -83,7 +83,7 @@ def predict(
         from rbm.serving.folders import predict_folder
 
         out = Path("predictions") if out is None else out
-        with advise_resuming(SAME_COMMAND):
+        with advise_resuming():
             rows = predict_folder(run, features, out, ray=ray, workers=workers, **joined)
     else:
         if workers is not None:
@@ -92,7 +92,7 @@ def predict(
             )
         out = Path("predictions.csv") if out is None else out
         rows = predict_file(run, features, out, **joined)
-    console.print(f"{rows} predictions written to {out}", highlight=False)
+    console.print(f"{rows} predictions written to {out}", markup=False, highlight=False, soft_wrap=True)
 
 
 def export(
@@ -111,7 +111,12 @@ def export(
 
     with status.status(f"{format_}: exporting and comparing with the student"):
         path = export_student(run, format_, out, method=method, quantize=quantize)
-    console.print(f"{path}: {path.stat().st_size:,} bytes, answers as the student of {run} does", highlight=False)
+    console.print(
+        f"{path}: {path.stat().st_size:,} bytes, answers as the student of {run} does",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def latency(
@@ -149,7 +154,7 @@ def latency(
     list_file(picture)
     plot_latency(found["rows"], picture, title=f"{found['dataset']}, threads: {found['threads']}")
     console.print(latency_table(found))
-    console.print(f"{data}, {picture}", highlight=False)
+    console.print(f"{data}, {picture}", markup=False, highlight=False, soft_wrap=True)
 
 
 def serve(

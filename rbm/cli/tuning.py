@@ -1,11 +1,12 @@
 """``rbm tune``."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rbm.cli.errors import SAME_COMMAND, advise_resuming
+from rbm.cli.errors import advise_resuming
 from rbm.cli.options import (
     CACHE,
     Assignments,
@@ -75,7 +76,7 @@ def tune(
     given |= {"precision": precision, "undirected": True if undirected else None}
     start = configuration(dataset, teacher, preset, given, config, set_)
     folder = out or Path("runs") / f"tune-{run_name(start)}-{method}"
-    with advise_resuming(SAME_COMMAND):
+    with advise_resuming():
         found = search(
             start,
             folder,
@@ -90,8 +91,8 @@ def tune(
             console=status,
         )
     console.print(_table(found))
-    summary = f"trials: {folder / 'trials.csv'}; rbm distill --config {folder / 'best.yaml'}"
-    console.print(summary, highlight=False, soft_wrap=True)
+    summary = f"trials: {folder / 'trials.csv'}; rbm distill --config {shlex.quote(str(folder / 'best.yaml'))}"
+    console.print(summary, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(found: "Tuned") -> "Table":

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rbm.config import Config
 from rbm.config.presets import preset_config
-from rbm.datasets import load_dataset
+from rbm.datasets import check_files, dataset_name, load_dataset
 from rbm.distillation.distill import distill
 from rbm.distillation.registry import title_of
 from rbm.distillation.result import Distillation
@@ -67,10 +67,13 @@ def study(
         The path of the page.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, of the study or of a graph.
+        FileNotFoundError: a graph's files are missing; both are raised before anything is trained.
     """
     if name not in STUDIES:
         raise ValueError(f"study is {name!r}, expected one of {', '.join(STUDIES)}")
+    for dataset in datasets:  # before the first one is trained
+        check_files(dataset_name(dataset), root)
     folder.mkdir(parents=True, exist_ok=True)
     complexity, parts = name == "complexity", []
     for dataset in datasets:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from scipy.stats import t as student_t
 
 from rbm.experiments.results import ACCURACIES
-from rbm.experiments.statistics import p_text
+from rbm.experiments.statistics import p_text, without_rounding
 from rbm.experiments.tables import graph_names, group_rows, table_line
 
 Cells = dict[tuple[str, ...], dict[int, float]]  # cell -> seed -> per cent
@@ -47,12 +47,11 @@ def gain(first: Cells, second: Cells) -> Gain:
     for cell in first.keys() & second.keys():
         seeds = first[cell].keys() & second[cell].keys()
         if seeds:
-            # The rounding of a subtraction is no spread, on which a p-value could rest.
-            found[cell] = [_rounded(first[cell][seed] - second[cell][seed]) for seed in sorted(seeds)]
+            found[cell] = [without_rounding(first[cell][seed] - second[cell][seed]) for seed in sorted(seeds)]
     if not found:
         raise ValueError("no graph, setting and seed that both have; a comparison needs the same runs of both")
-    means = {cell: _rounded(statistics.fmean(values)) for cell, values in sorted(found.items())}
-    difference, pairs = _rounded(statistics.fmean(means.values())), sum(map(len, found.values()))
+    means = {cell: without_rounding(statistics.fmean(values)) for cell, values in sorted(found.items())}
+    difference, pairs = without_rounding(statistics.fmean(means.values())), sum(map(len, found.values()))
     if min(map(len, found.values())) < 2:
         return Gain(difference, float("nan"), float("nan"), means, pairs)
     # Variances of the cells' means; the joint mean is their average.
@@ -63,10 +62,6 @@ def gain(first: Cells, second: Cells) -> Gain:
         return Gain(difference, 0.0, 1.0 if difference == 0 else float("nan"), means, pairs)
     freedom = total**2 / sum(part**2 / free for part, free in parts)
     return Gain(difference, error, float(2 * student_t.sf(abs(difference / error), freedom)), means, pairs)
-
-
-def _rounded(points: float) -> float:
-    return round(points, 9) + 0.0  # never -0.0, which a table would print
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -90,6 +90,10 @@ class Experiment:
         object.__setattr__(self, "datasets", tuple(dataset_name(name) for name in self.datasets))
         changes = {dataset_name(name): changes for name, changes in self.dataset_changes.items()}
         object.__setattr__(self, "dataset_changes", changes)
+        for name in (*_LISTS, "seeds"):
+            values = getattr(self, name)
+            if twice := [value for value in values if values.count(value) > 1]:
+                raise ValueError(f"{name} holds {twice[0]!r} twice, which would be trained twice; expected each once")
         lists = (("settings", SETTINGS), ("methods", METHODS), ("dataset_changes", self.datasets))
         for name, known in lists:
             if unknown := [value for value in getattr(self, name) if value not in known]:

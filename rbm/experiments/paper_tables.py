@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rbm.config import SETTINGS
 from rbm.experiments.experiment import Experiment
-from rbm.experiments.statistics import Summary, median_scores, skillings_mack
+from rbm.experiments.statistics import Summary, median_scores, skillings_mack, without_rounding
 from rbm.experiments.tables import Group, dataset_names, group_rows, paper_tables, percent, table_line
 from rbm.utils.files import parse_own_yaml, write_text
 
@@ -181,7 +181,8 @@ def _published(table: Table, dataset: str, setting: str, teacher: str) -> dict[s
 def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best_val") -> str:
     """Markdown: our figures with the paper's mean in brackets, best student bold, second best italic; then statistics.
 
-    The figure in brackets is what the paper's code reports, a maximum over epochs; it corresponds to ``test_max``.
+    Students with the same mean have the same mark; two that are best leave no second. The figure in brackets is what
+    the paper's code reports, a maximum over epochs; it corresponds to ``test_max``.
     Cells with fewer seeds than most students of their line are shown, but have no mark and no part in the statistics.
     """
     titles = list(table.columns)
@@ -189,9 +190,7 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
     found = lines_of(table, rows, column)
     for line in found:
         means = _comparable(table, line)
-        students = [title for title in means if table.columns[title].method != "teacher"]
-        order = sorted(students, key=means.get, reverse=True)
-        marks = dict(zip(order, ("**", "*"), strict=False))
+        marks = _marks({title: mean for title, mean in means.items() if table.columns[title].method != "teacher"})
         cells = [_cell(line.ours.get(title), line.paper.get(title), marks.get(title, "")) for title in titles]
         name = ", ".join([line.dataset, line.setting, *([line.teacher] if len(table.teachers) > 1 else [])])
         counts = sorted({summary.count for summary in line.ours.values()})
@@ -209,6 +208,13 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
     return "\n".join(lines) + "\n" + "".join(f"\n{text}\n" for text in tests)
 
 
+def _marks(means: dict[str, float]) -> dict[str, str]:
+    """Marks of the best and of the second best, by title; two that are best leave no second."""
+    order = sorted(means.values(), reverse=True)
+    marks = dict.fromkeys(order[1:2], "*") | dict.fromkeys(order[:1], "**")
+    return {title: marks.get(mean, "") for title, mean in means.items()}
+
+
 def _comparable(table: Table, line: Line) -> dict[str, float]:
     """Means of the columns with as many seeds as most students have: few seeds may be the easy splits.
 
@@ -217,7 +223,8 @@ def _comparable(table: Table, line: Line) -> dict[str, float]:
     """
     students = [summary.count for title, summary in line.ours.items() if table.columns[title].method != "teacher"]
     enough = statistics.median_low(students or [0])
-    return {title: summary.mean for title, summary in line.ours.items() if summary.count >= enough}
+    enough_seeds = {title: summary for title, summary in line.ours.items() if summary.count >= enough}
+    return {title: without_rounding(summary.mean) for title, summary in enough_seeds.items()}
 
 
 def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
@@ -236,8 +243,10 @@ def _test(table: Table, lines: list[Line], setting: str) -> str:
     printed = paper_tables()["reported_p_values"].get(table.paper, {}).get(setting)
     own = table.name or any(line.paper for line in lines)  # a table of the paper, or its figures are beside ours
     beside = f"; the paper prints {printed}, over nine graphs" if own and printed is not None else ""
+    # Each teacher gives a graph a line of its own.
+    what = "graphs" if len({line.teacher for line in lines}) == 1 else "pairs of graph and teacher"
     return (
-        f"Skillings-Mack over {len(blocks)} graphs, {setting}: {test.statistic:.2f}, {test.df} degrees of freedom,"
+        f"Skillings-Mack over {len(blocks)} {what}, {setting}: {test.statistic:.2f}, {test.df} degrees of freedom,"
         f" p {_rounded(test.p, '= ')} (chi-square), {_rounded(test.p_simulated)} (permutations){beside}."
     )
 

@@ -14,12 +14,15 @@ from rbm.datasets import check_files
 from rbm.datasets.load import graph_settings, load_configured_dataset
 from rbm.datasets.registry import short_name
 from rbm.distillation.distill import distill
+from rbm.distillation.verdict import LABELS_ALONE
 from rbm.experiments.experiment import Experiment, Task
 from rbm.experiments.results import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
 from rbm.utils.cache import cache_or_temporary
 from rbm.utils.locks import only_process
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
+
+_TEACHER = "teacher"
 
 
 def run_experiment(
@@ -79,8 +82,12 @@ def _plan(
         done |= check_rows(rows, experiment)
     tasks = _tasks(experiments)
     waiting = [(experiment, task, method) for experiment, task in tasks for method in _missing(task, experiment, done)]
+    # A student that is trained brings its teacher's row; one that was removed from the file is trained again by itself.
+    teachers = {row_key(_expected(task, experiment)[0]): (experiment, task, _TEACHER) for experiment, task in tasks}
+    brought = {row_key(_expected(task, experiment)[0]) for experiment, task, _ in waiting}
+    waiting += [what for key, what in teachers.items() if key not in done and key not in brought]
     if jobs > 1:  # method by method: processes that start with the same teacher would wait for it
-        waiting.sort(key=lambda what: (what[0].seeds.index(what[1].seed), what[0].methods.index(what[2])))
+        waiting.sort(key=lambda what: (what[0].seeds.index(what[1].seed), (*what[0].methods, _TEACHER).index(what[2])))
     return done, waiting
 
 
@@ -136,12 +143,12 @@ def _run_task(
     cache: Path,
     device: str,
 ) -> list[dict[str, str]]:
-    """Train a student, and return its row and its teacher's."""
+    """Train a student, and return its row and its teacher's; or only a teacher, as the method ``teacher``."""
     config = experiment.config(task)
     result = distill(
         remembered_dataset(graph_settings(config, root), device),
         config=config,
-        methods=[method],
+        methods=[LABELS_ALONE if method == _TEACHER else method],  # that MLP is trained in no time, and has no row
         labels_alone=config.distill.source == "auto",  # "auto" needs that MLP
         cache=cache,
         measure_latency=False,
@@ -149,7 +156,7 @@ def _run_task(
     )
     return [
         {**row, **figures(result.summary[made], result.timings[made]), **made_by(config, made)}
-        for row in _expected(task, experiment, [method])
+        for row in _expected(task, experiment, [] if method == _TEACHER else [method])
         for made in [row["method"]]
     ]
 
@@ -165,7 +172,7 @@ def _expected(task: Task, experiment: Experiment, methods: list[str] | None = No
     shared = {name: getattr(experiment, name) for name in ("protocol", "teacher", "preset")}
     shared |= {"dataset": task.dataset, "setting": task.setting, "seed": str(task.seed)}
     students = experiment.methods if methods is None else methods
-    rows = [{"method": "teacher", "variant": ""}, *({"method": m, "variant": task.variant} for m in students)]
+    rows = [{"method": _TEACHER, "variant": ""}, *({"method": m, "variant": task.variant} for m in students)]
     return [{**shared, **row} for row in rows]
 
 

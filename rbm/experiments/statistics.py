@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2, rankdata, ttest_rel
+from scipy.stats import chi2, rankdata, ttest_1samp
 
 
 class Summary(NamedTuple):
@@ -52,6 +52,15 @@ def median_scores(blocks: Iterable[dict[str, float]]) -> dict[str, float]:
     return {method: statistics.median(found) for method, found in scores.items()}
 
 
+def without_rounding(points: float) -> float:
+    """A mean or difference of accuracies without the rounding of its computation, which is no lead; never -0.0.
+
+    Args:
+        points: in points, of which nine digits are kept.
+    """
+    return round(points, 9) + 0.0
+
+
 def paired_test(first: dict[int, float], second: dict[int, float]) -> Paired:
     """Paired t-test of ``first - second``, each ``{seed: accuracy}``, over the seeds that both have.
 
@@ -63,14 +72,11 @@ def paired_test(first: dict[int, float], second: dict[int, float]) -> Paired:
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
         raise ValueError(f"no seed in common: {sorted(first)} and {sorted(second)}; a paired test needs the same seeds")
-    differences = [first[seed] - second[seed] for seed in seeds]
-    mean = statistics.fmean(differences)
-    # Without spread the test statistic is undefined; the rounding of a subtraction is no spread.
-    if max(differences) - min(differences) < 1e-9:
-        mean = round(mean, 9)
+    differences = [without_rounding(first[seed] - second[seed]) for seed in seeds]
+    mean = without_rounding(statistics.fmean(differences))
+    if min(differences) == max(differences):  # without spread the test statistic is undefined
         return Paired(mean, 1.0 if mean == 0 else float("nan"), len(seeds))
-    p = ttest_rel([first[seed] for seed in seeds], [second[seed] for seed in seeds]).pvalue
-    return Paired(mean, float(p), len(seeds))
+    return Paired(mean, float(ttest_1samp(differences, 0.0).pvalue), len(seeds))
 
 
 class SkillingsMack(NamedTuple):

@@ -1,5 +1,6 @@
 """Teachers: graph neural networks whose predictions a student learns from."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -48,9 +49,27 @@ def build_teacher(
 
     Raises:
         ValueError: the name is unknown.
+        TypeError: the name is a plugin's, and its class takes other arguments.
     """
     check_teacher(name)
-    return TEACHERS[name](in_channels, hidden_channels, out_channels, num_layers, dropout, norm, **further)
+    given = (in_channels, hidden_channels, out_channels, num_layers, dropout, norm)
+    _check_constructor(name, given, further)
+    return TEACHERS[name](*given, **further)
+
+
+def _check_constructor(name: str, given: tuple[Any, ...], further: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(TEACHERS[name])
+    except ValueError:  # compiled code may not tell
+        return
+    try:
+        signature.bind(*given, **further)
+    except TypeError as error:
+        wanted = ", ".join(["in_channels, hidden_channels, out_channels, num_layers, dropout, norm", *further])
+        raise TypeError(
+            f"teacher {name!r} is the class {TEACHERS[name].__name__}{signature}, which cannot be made from ({wanted})"
+            f" ({error}); give its constructor these arguments"
+        ) from None
 
 
 def check_teacher(name: str) -> None:

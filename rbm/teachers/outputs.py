@@ -190,6 +190,27 @@ def check_module(teacher: nn.Module) -> None:
         ) from None
 
 
+@torch.no_grad()
+def check_untrained(teacher: nn.Module, graph: Data, classes: int) -> None:
+    """Raise unless a plugin's untrained teacher answers for ``graph`` with one row a node and one column a class.
+
+    Raises:
+        TypeError: it cannot be called as ``teacher(x, edge_index)``, or it returns no tensor.
+        ValueError: the tensor has another shape.
+    """
+    check_module(teacher)
+    # A model that draws random numbers here is then trained with the same ones as without this check.
+    with evaluating(teacher), torch.random.fork_rng(devices=[]):
+        logits = teacher(features_for(teacher, graph.x), edges_for(teacher, graph))
+    expected = f"expected a tensor of logits [{graph.num_nodes}, {classes}]: one row a node, one column a class"
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"teacher is a {type(teacher).__name__}, which returned a {type(logits).__name__}, {expected}")
+    if logits.shape != (graph.num_nodes, classes):
+        raise ValueError(
+            f"teacher is a {type(teacher).__name__}, which returned a tensor {list(logits.shape)}, {expected}"
+        )
+
+
 def check_logits(logits: Tensor, nodes: int, classes: int) -> None:
     """Raise ValueError unless ``logits`` is finite and ``[nodes, classes]``, or if its rows are probabilities.
 

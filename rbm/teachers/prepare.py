@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rbm.config import ATTENTION_TEACHERS, Config
 from rbm.datasets.splits import GraphSplit
 from rbm.teachers import LabelInput, LabelPropagation, Teacher, build_teacher
-from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
+from rbm.teachers.outputs import TeacherOutputs, check_untrained, outputs_from_logits, outputs_from_module
 from rbm.teachers.training import build_teacher_trainer
 from rbm.training.cached import cached_phase
 from rbm.training.loop import fit_phase, train_epoch
@@ -175,7 +175,10 @@ def build_configured_teacher(config: Config, split: GraphSplit, classes: int) ->
     if shows_labels:
         labels = training_labels(split)
         teacher = LabelInput(teacher, labels, classes, attention.label_mask_rate, attention.label_iterations)
-    return teacher.to(split.graph.x.device)
+    teacher = teacher.to(split.graph.x.device)
+    if not isinstance(teacher, Teacher):
+        check_untrained(teacher, split.observed, classes)
+    return teacher
 
 
 def training_labels(split: GraphSplit) -> tuple[Tensor, Tensor]:

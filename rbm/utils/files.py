@@ -92,7 +92,7 @@ def read_yaml(what: str, path: Path | str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML; ValueError if it is invalid, nested too deeply, or expands too much through aliases."""
+    """Parse YAML; ValueError if it is invalid, nested too deeply, has a key twice, or expands too much by aliases."""
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
@@ -117,6 +117,7 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
         return 1
     if id(node) not in known:
         known[id(node)] = 0  # being counted
+        _check_keys(node)
         parts = itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
         known[id(node)] = 1 + sum(_count_nodes(part, known) for part in parts)
     if known[id(node)] == 0:
@@ -124,6 +125,20 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
     if known[id(node)] > _MOST_VALUES:
         raise ValueError(f"it expands to more than {_MOST_VALUES:,} values")
     return known[id(node)]
+
+
+def _check_keys(node: yaml.Node) -> None:
+    """Raise if a mapping has a key twice: PyYAML would take the last value, and leave the first out silently."""
+    first: dict[tuple[str, str], int] = {}
+    for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            continue
+        line = key.start_mark.line + 1
+        if (key.tag, key.value) in first:
+            raise ValueError(
+                f"the key {key.value} is in line {first[key.tag, key.value]} and again in line {line}; keep one of them"
+            )
+        first[key.tag, key.value] = line
 
 
 def first_line(error: Exception) -> str:

@@ -9,6 +9,7 @@
 """
 
 import itertools
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -125,9 +126,10 @@ def summary(search: Search, done: list["FrozenTrial"]) -> Tuned | None:
 def write(folder: Path, search: Search, found: Tuned) -> None:
     """Write ``trials.csv`` and ``best.yaml`` for the current state."""
     write_csv(folder / "trials.csv", found.rows)
+    best = shlex.quote(str(folder / "best.yaml"))
     about = (
         f"# {search.method}, seeds {', '.join(map(str, search.seeds))}: {found.accuracy:.2%} of held-out validation"
-        f" nodes, {found.start_accuracy:.2%} at the start. rbm distill --config {folder / 'best.yaml'}\n"
+        f" nodes, {found.start_accuracy:.2%} at the start. rbm distill --config {best}\n"
     )
     text = about + yaml.safe_dump(_changes(found.config), sort_keys=False)
     write_text(folder / "best.yaml", text)

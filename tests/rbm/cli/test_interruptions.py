@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from rbm_process import RbmProcess, interruptible
 
-from rbm.cli.errors import advise_resuming
-
 pytestmark = pytest.mark.slow
 QUICK = ["--set", "teacher.max_epochs=3", "--set", "encoding.deepwalk=false", "--no-plots", "--method", "rbm"]
 LONG = [*QUICK, "--set", "rbm.max_epochs=100000", "--set", "rbm.patience=100000"]
@@ -78,13 +76,46 @@ def test_worker_processes_end_with_an_interrupted_command(tmp_path):
 
 
 @pytest.mark.parametrize("stored", [(), ("config.yaml",), ("auto.yaml",)])
-def test_a_run_without_settings_is_continued_by_the_same_command(tmp_path, stored):
-    for name in stored:
-        (tmp_path / name).touch()
-    needs = [tmp_path / "config.yaml", tmp_path / "auto.yaml"]
-    with pytest.raises(KeyboardInterrupt) as stop, advise_resuming("another command", needs):
+def test_a_run_without_settings_is_continued_by_the_same_command(command, monkeypatch, tmp_path, stored):
+    def interrupted(*_, **__):
+        for name in stored:
+            (tmp_path / name).touch()
         raise KeyboardInterrupt
-    assert stop.value.advice.endswith("continue by another command" if stored else "continue by the same command")
+
+    monkeypatch.setattr("rbm.distillation.distill.distill", interrupted)
+    _, _, err = command("distill", "--out", tmp_path, "--method", "mlp, rbm")
+    advised = f"rbm distill --out {tmp_path} --resume --method 'mlp, rbm'" if stored else "the same command"
+    assert err.strip().endswith(f"continue by {advised}")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_that_was_not_replaced_yet_is_not_resumed(command, monkeypatch, tmp_path, replaced):
+    """Regression test: --overwrite and an early Ctrl-C advised to resume the run that was to be replaced."""
+    (tmp_path / "config.yaml").write_text("preset: clean\n")
+
+    def interrupted(*_, **__):
+        if replaced:
+            (tmp_path / "config.yaml").unlink()
+            (tmp_path / "config.yaml").write_text("preset: clean\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rbm.distillation.distill.distill", interrupted)
+    _, _, err = command("distill", "--out", tmp_path, "--overwrite")
+    advised = f"rbm distill --out {tmp_path} --resume" if replaced else "the same command"
+    assert err.strip().endswith(f"continue by {advised}")
+
+
+def test_advice_quotes_what_the_shell_would_take_apart(command, monkeypatch, tmp_path):
+    folder = tmp_path / "my run"
+
+    def interrupted(*_, **__):
+        folder.mkdir()
+        (folder / "config.yaml").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rbm.distillation.distill.distill", interrupted)
+    _, _, err = command("distill", "--out", folder)
+    assert err.strip().endswith(f"continue by rbm distill --out '{folder}' --resume")
 
 
 def test_settings_that_a_killed_run_did_not_store_are_asked_for(command, tmp_path):

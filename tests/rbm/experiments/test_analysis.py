@@ -55,6 +55,29 @@ def test_representation_says_how_well_experts_tell_classes(tmp_path):
         assert f"]({file})" in text
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--seeds", "0-4", "seeds is '0-4', expected one: the study complexity is made of one run a graph"),
+        ("--protocol", "cpf", "protocol is 'cpf', expected rbm: the study complexity knows no other"),
+    ],
+)
+def test_what_a_study_would_ignore_is_refused(command, monkeypatch, tmp_path, option, value, message):
+    """Regression test: of several seeds it used the first one, and of protocols always the same."""
+    monkeypatch.setattr("rbm.experiments.analysis.study", lambda *_, **__: pytest.fail("a study was begun"))
+    status, _, err = command("reproduce", "complexity", option, value, "--out", tmp_path / "r.csv")
+    assert (status, message in err) == (2, True)
+
+
+@pytest.mark.parametrize(("dataset", "message"), [("coraa", "did you mean 'cora'"), ("cora", "root: got None")])
+def test_a_graph_that_is_missing_is_noticed_before_anything_is_trained(tmp_path, monkeypatch, dataset, message):
+    """Regression test: the second graph's name was looked at when the first one was trained, which was then lost."""
+    monkeypatch.setattr("rbm.experiments.analysis.distill", lambda *_, **__: pytest.fail("a run was begun"))
+    with pytest.raises(ValueError, match=message):
+        study("complexity", ["digits", dataset], tmp_path / "out", command="rbm")
+    assert not (tmp_path / "out").exists()
+
+
 def test_unknown_study(tmp_path):
     with pytest.raises(ValueError, match="study is 'beauty', expected one of complexity, representation"):
         study("beauty", ["digits"], tmp_path, command="rbm")

@@ -8,7 +8,7 @@ import pytest
 from rbm.distillation.registry import METHODS
 from rbm.experiments import runner as experiments
 from rbm.experiments.paper_tables import lines_of, read_table, render, table_names, table_of, write_outputs
-from rbm.experiments.results import read_rows
+from rbm.experiments.results import append_rows, read_rows
 from rbm.experiments.runner import run_experiment
 from rbm.experiments.tables import paper_tables
 
@@ -171,6 +171,37 @@ def test_a_table_of_whatever_there_is():
     assert render(table_of([]), []).startswith("| | seeds |")
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "marked"),
+    [
+        ({"a": 0.8}, ["**80.00**"]),
+        ({"a": 0.7, "b": 0.8, "c": 0.6}, ["*70.00*", "**80.00**", "60.00"]),
+        ({"a": 0.8, "b": 0.8, "c": 0.7}, ["**80.00**", "**80.00**", "70.00"]),
+        ({"a": 0.8, "b": 0.8, "c": 0.8}, ["**80.00**", "**80.00**", "**80.00**"]),
+        ({"a": 0.7, "b": 0.8, "c": 0.7}, ["*70.00*", "**80.00**", "*70.00*"]),
+    ],
+)
+def test_equal_students_have_the_same_mark(accuracies, marked):
+    """Regression test: of two that were equal, one was bold and the other italic."""
+    rows = [row(method, 0, accuracy) for method, accuracy in accuracies.items()]
+    assert render(table_of(rows), rows).splitlines()[2] == f"| cora, inductive | 1 | {' | '.join(marked)} |"
+
+
+def test_pairs_of_graph_and_teacher_are_not_counted_as_graphs():
+    """Regression test: two graphs with two teachers were four graphs."""
+    pairs = [(graph, teacher) for graph in ("cora", "citeseer") for teacher in ("sage", "gcn")]
+    rows = [row(m, 0, a, dataset=g, teacher=t) for g, t in pairs for m, a in (("a", 0.8), ("b", 0.7))]
+    assert "Skillings-Mack over 4 pairs of graph and teacher, inductive: " in render(table_of(rows), rows)
+    of_one = [given for given in rows if given["teacher"] == "gcn"]
+    assert "Skillings-Mack over 2 graphs, inductive: " in render(table_of(of_one), of_one)
+
+
+def test_the_rounding_of_a_mean_is_no_lead():
+    rows = [row("a", seed, value) for seed, value in enumerate((0.8, 0.70011))]
+    rows += [row("b", seed, value) for seed, value in enumerate((0.799, 0.70111))]
+    assert render(table_of(rows), rows).splitlines()[2].count("**") == 4
+
+
 def test_the_papers_figures_are_those_of_the_same_teacher():
     """Regression test: students of GCN, of an MLP and so on stood beside the paper's students of GraphSAGE."""
     rows = [row(m, 0, 0.8, teacher=t, setting="transductive") for t in ("sage", "gcn", "mlp") for m in ("mlp", "rbm")]
@@ -188,3 +219,19 @@ def test_outputs(tmp_path):
     assert text.count("| cora, inductive |") == 2, "at the best validation, and the maximum over epochs"
     assert picture.stat().st_size > 10_000
     assert write_outputs(read_table("main"), [], tmp_path / "empty", "rbm")[0].is_file()
+
+
+def test_a_page_names_its_command_as_the_shell_takes_it(command, tmp_path):
+    append_rows(tmp_path / "my rows.csv", [])
+    assert command("reproduce", "main", "--no-run", "--out", tmp_path / "my rows.csv")[0] == 0
+    page = (tmp_path / "my rows" / "main.md").read_text()
+    assert f"`rbm reproduce main --no-run --out '{tmp_path}/my rows.csv'`" in page
+
+
+def test_files_are_named_as_they_are(command, tmp_path):
+    """Regression test: brackets in a path were taken for markup and left out, and long paths broken into lines."""
+    rows = tmp_path / ("a" * 100) / "rows [old].csv"
+    rows.parent.mkdir()
+    append_rows(rows, [])
+    status, out, _ = command("reproduce", "main", "--no-run", "--out", rows)
+    assert (status, f"rows: {rows}; {rows.with_suffix('')}/main.md" in out) == (0, True)

@@ -17,7 +17,7 @@ from rbm.distillation.registry import METHODS
 from rbm.experiments import runner as experiments
 from rbm.experiments.experiment import Experiment, parse_seeds
 from rbm.experiments.paper_tables import read_table, table_names
-from rbm.experiments.results import config_fingerprint, read_rows
+from rbm.experiments.results import config_fingerprint, read_rows, row_key
 from rbm.experiments.runner import check_rows, run_experiment
 from rbm.nn.saved_student import STUDENTS
 from rbm.teachers import prepare
@@ -55,6 +55,21 @@ def test_one_row_a_model_and_nothing_twice(tmp_path):
     assert {row["seed"] for row in more} == {"0", "1", "2"}
     assert {row["variant"] for row in more} == {""}
     assert (tmp_path / "r.csv").read_bytes().startswith(before)
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_row_of_a_teacher_that_was_removed_comes_back(tmp_path, jobs):
+    """Regression test: it was missing for ever, because every student had its row."""
+    experiment = quick(methods=("mlp",), variants={"": {}, "alone": {"distill": {"neighbors": False}}})
+    rows = run_experiment(experiment, tmp_path / "r.csv", cache=tmp_path / "cache")
+    lines = (tmp_path / "r.csv").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if ",teacher,1," not in line]
+    assert len(kept) == len(lines) - 1
+    (tmp_path / "r.csv").write_text("".join(kept))
+    again = run_experiment(experiment, tmp_path / "r.csv", jobs=jobs)
+    shown, found = ({row_key(row): (row["val"], row["config"]) for row in given} for given in (rows, again))
+    assert found == shown
+    assert len((tmp_path / "r.csv").read_text().splitlines()) == len(lines)
 
 
 def test_a_graph_file_that_has_changed_is_read_again(tmp_path, small_graph):
@@ -250,6 +265,8 @@ def test_wrong_seeds(text):
         ("- 1", "expected the keys"),
         ("a: [", "is not valid YAML"),
         ("methods: [gnn]", "methods holds 'gnn'"),
+        ("methods: [mlp, glnn, mlp]", "methods holds 'mlp' twice, which would be trained twice; expected each once"),
+        ("datasets: [digits, digits]", "datasets holds 'digits' twice"),
         ("settings: [both]", "settings holds 'both'"),
         ("preset: best", "preset is 'best'"),
         ("protocol: gnn", "protocol is 'gnn', expected one of rbm, cpf"),

@@ -113,3 +113,9 @@ def test_paired_test_agrees_with_hand_arithmetic():
     assert np.isnan(rounded.p), "equal differences but for rounding: a p of 0.000 would be an artefact"
     with pytest.raises(ValueError, match="no seed in common"):
         paired_test({0: 1.0}, {1: 1.0})
+
+
+def test_the_rounding_of_a_subtraction_is_no_lead():
+    test = paired_test({0: 100 * 0.8, 1: 100 * 0.70011}, {0: 100 * 0.799, 1: 100 * 0.70111})
+    assert test.difference == 0, "a tenth of a point ahead and behind"
+    assert test.p == 1.0

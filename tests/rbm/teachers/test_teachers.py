@@ -217,3 +217,82 @@ def test_the_optimizer_has_the_teachers_settings(small_graph, name):
     [group] = trainer.optimizer.param_groups
     assert (group["lr"], group["weight_decay"]) == (0.03, 0.07)
     assert list(map(id, group["params"])) == list(map(id, trainer.model.parameters()))
+
+
+class OfAPlugin(nn.Module):
+    """A teacher as CONTRIBUTING.md shows it; subclasses have a mistake each."""
+
+    def __init__(self, in_channels, hidden_channels, out_channels, num_layers, dropout, norm):
+        super().__init__()
+        self.linear = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        return self.linear(x)
+
+
+class FewClasses(OfAPlugin):
+    def forward(self, x, edge_index):
+        return self.linear(x)[:, :2]
+
+
+class FewRows(OfAPlugin):
+    def forward(self, x, edge_index):
+        return self.linear(x)[1:]
+
+
+class Pair(OfAPlugin):
+    def forward(self, x, edge_index):
+        return self.linear(x), x
+
+
+class OneArgument(OfAPlugin):
+    def forward(self, x):
+        return self.linear(x)
+
+
+class OtherConstructor(OfAPlugin):
+    def __init__(self, in_channels, out_channels):
+        super().__init__(in_channels, 8, out_channels, 2, 0.0, "none")
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (
+            FewClasses,
+            ValueError,
+            r"a FewClasses, which returned a tensor \[60, 2\], expected .* \[60, 3\]: one row a n",
+        ),
+        (FewRows, ValueError, r"a FewRows, which returned a tensor \[59, 3\], expected a tensor of logits \[60, 3\]"),
+        (Pair, TypeError, r"a Pair, which returned a tuple, expected a tensor of logits \[60, 3\]"),
+        (
+            OneArgument,
+            TypeError,
+            r"a OneArgument with forward\(x\), which cannot be called as teacher\(x, edge_index\)",
+        ),
+        (
+            OtherConstructor,
+            TypeError,
+            r"teacher 'mine' is the class OtherConstructor\(in_channels, out_channels\), which cannot be made from"
+            r" \(in_channels, hidden_channels, out_channels, num_layers, dropout, norm\) \(too many",
+        ),
+    ],
+)
+def test_a_teacher_of_a_plugin_that_does_not_fit_is_named(small_graph, monkeypatch, made, error, message):
+    monkeypatch.setitem(TEACHERS, "mine", made)
+    with pytest.raises(error, match=message):
+        build_configured_teacher(Config().updated({"teacher": {"name": "mine"}}), split_graph(small_graph), 3)
+
+
+def test_the_check_of_a_teacher_of_a_plugin_draws_no_random_numbers(small_graph, monkeypatch):
+    class Noisy(OfAPlugin):
+        def forward(self, x, edge_index):
+            return self.linear(x + torch.randn_like(x))
+
+    monkeypatch.setitem(TEACHERS, "mine", Noisy)
+    torch.manual_seed(0)
+    Noisy(small_graph.num_features, 8, 3, 2, 0.0, "none")
+    expected = torch.get_rng_state()
+    torch.manual_seed(0)
+    build_configured_teacher(Config().updated({"teacher": {"name": "mine"}}), split_graph(small_graph), 3)
+    assert torch.equal(torch.get_rng_state(), expected)

@@ -89,6 +89,8 @@ NO_YAML = {
     "code": ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
     "latin": ("a: \xe9", "is not text in UTF-8"),
     "large": ("a: " + "x" * 2**23, "bytes, expected at most"),
+    "twice": ("a: {lr: 1}\nb: 2\na: {decay: 1}", "the key a is in line 1 and again in line 3; keep one of them"),
+    "twice below": ("a:\n  lr: 1\n  lr: 2", "the key lr is in line 2 and again in line 3"),
     "control": ("a: \x00", "special characters are not allowed"),
 }
 

@@ -243,4 +243,8 @@ def test_command(start, tmp_path, monkeypatch, command):
     assert config.teacher.max_epochs == 4
     assert (config.undirected, config.precision) == (True, "bfloat16")
     assert config.evaluate_on == "test"
+    (tmp_path / "runs" / "tune-small-transductive-clean-mlp").rename(tmp_path / "my search")
+    status, out, _ = command("tune", *few, "--method", "mlp", "--seeds", "0", "--trials", 3, "--out", "my search")
+    told = "rbm distill --config 'my search/best.yaml'"
+    assert (status, told in out, told in (tmp_path / "my search" / "best.yaml").read_text()) == (0, True, True)
     assert command("tune", "--space", "no.yaml") == (2, "", "Error: search space no.yaml does not exist")
