@@ -6,11 +6,14 @@
 limits.
 """
 
+import ast
 import csv
 import datetime
 import inspect
+import io
 import re
 import subprocess
+import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -211,9 +214,24 @@ def _multiplying_cycles(compiled: Compiled, architecture: int, precision: str) -
 @cache
 def reader_hash() -> str:
     """Hash of the code that makes a row from machine code: rows of a report are valid only if it did not change."""
-    parts = (_machine_code, occupancy, row, _counted, _counted_in_loop, _multiplying_cycles, TENSOR_CORES)
-    text = "".join(f"{part}" if isinstance(part, dict) else inspect.getsource(part) for part in parts)
-    return sha256(text.encode()).hexdigest()[:16]
+    parts = (_machine_code, occupancy, row, _counted, _counted_in_loop, _multiplying_cycles)
+    text = "".join(without_prose(inspect.getsource(part)) for part in parts)
+    return sha256(f"{text}{TENSOR_CORES}".encode()).hexdigest()[:16]
+
+
+def without_prose(source: str) -> str:
+    """Source of a module, class or function without its docstrings, comments and empty lines."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            first, last = node.body[0].lineno, node.body[0].end_lineno
+            lines[first - 1 : last] = [""] * (last - first + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def modelled(row: Row, counted: Path = COUNTED) -> Row:
