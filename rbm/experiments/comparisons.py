@@ -103,12 +103,15 @@ def gains_table(rows: list[dict[str, str]], against: str, column: str = "test_at
     ``p`` has Holm's correction for the number of lines.
 
     Raises:
-        ValueError: an unknown kind of row, or a column that is not one of accuracies.
+        ValueError: an unknown kind of row, one that no other student can be compared with, or a column that is not one
+            of accuracies.
     """
     found = kinds(rows, column)
     if against not in found:
         raise ValueError(f"against is {against!r}, expected one of these kinds of row: {'; '.join(found)}")
     others = [kind for kind in found if kind not in (against, "teacher") and found[kind].keys() & found[against].keys()]
+    if not others:
+        raise ValueError(f"against is {against!r}, but no other student has rows of its graphs, settings and seeds")
     gains = [gain(found[kind], found[against]) for kind in others]
     cells = list(dict.fromkeys(cell for result in gains for cell in result.cells))
     header = ["", "runs", *(" ".join(cell) for cell in cells), "mean", "standard error", "p (Holm)"]

@@ -83,12 +83,15 @@ def read_json(path: Path | str, what: str = "") -> dict[str, Any]:
 
 
 def read_yaml(what: str, path: Path | str) -> Any:
-    """Read a YAML file; FileNotFoundError or ValueError, which call the file ``what``."""
+    """Read a YAML file; FileNotFoundError or ValueError, which call the file ``what``, also if it has no content."""
     text = read_text(path, what, most=_MOST_DESCRIPTION)
     try:
-        return parse_yaml(text)
+        content = parse_yaml(text)
     except ValueError as error:
         raise ValueError(f"{what} {path} is not valid YAML: {error}") from error
+    if content is None:
+        raise ValueError(f"{what} {path} is empty or has comments alone")
+    return content
 
 
 def parse_yaml(text: str) -> Any:

@@ -92,3 +92,5 @@ def test_the_table_names_cells_and_joint_mean(tmp_path):
 def test_a_wrong_kind_lists_those_that_there_are(tmp_path):
     with pytest.raises(ValueError, match=r"against is .moe., expected one of these kinds of row: mlp; t"):
         gains_table(ROWS, "moe")
+    with pytest.raises(ValueError, match=r"against is .mlp., but no other student has rows of its graphs"):
+        gains_table([row for row in ROWS if row["method"] == "mlp"], "mlp")

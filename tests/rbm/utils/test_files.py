@@ -103,6 +103,13 @@ def test_yaml_that_is_none(tmp_path, name):
         read_yaml("settings", tmp_path / "own.yaml")
 
 
+@pytest.mark.parametrize("text", ["", "# seeds: 0-4\n", "---\n"])
+def test_a_yaml_file_without_content(tmp_path, text):
+    (tmp_path / "own.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"^settings .*own.yaml is empty or has comments alone$"):
+        read_yaml("settings", tmp_path / "own.yaml")
+
+
 def test_aliases_that_stand_for_little_are_taken(tmp_path):
     (tmp_path / "own.yaml").write_text("a: &a {lr: 1}\nb: *a\nc: {<<: *a, decay: 2}\n")
     assert read_yaml("settings", tmp_path / "own.yaml")["c"] == {"lr": 1, "decay": 2}
