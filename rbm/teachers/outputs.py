@@ -196,9 +196,14 @@ def check_untrained(teacher: nn.Module, graph: Data, classes: int) -> None:
 
     Raises:
         TypeError: it cannot be called as ``teacher(x, edge_index)``, or it returns no tensor.
-        ValueError: the tensor has another shape.
+        ValueError: the tensor has another shape, or there is no parameter to train.
     """
     check_module(teacher)
+    if not any(parameter.requires_grad for parameter in teacher.parameters()):
+        raise ValueError(
+            f"teacher is a {type(teacher).__name__}, which has no parameter to train; pass what it computes as logits"
+            " instead"
+        )
     # A model that draws random numbers here is then trained with the same ones as without this check.
     with evaluating(teacher), torch.random.fork_rng(devices=[]):
         logits = teacher(features_for(teacher, graph.x), edges_for(teacher, graph))

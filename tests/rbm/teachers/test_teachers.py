@@ -250,6 +250,12 @@ class OneArgument(OfAPlugin):
         return self.linear(x)
 
 
+class Frozen(OfAPlugin):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.requires_grad_(False)
+
+
 class OtherConstructor(OfAPlugin):
     def __init__(self, in_channels, out_channels):
         super().__init__(in_channels, 8, out_channels, 2, 0.0, "none")
@@ -264,6 +270,7 @@ class OtherConstructor(OfAPlugin):
             r"a FewClasses, which returned a tensor \[60, 2\], expected .* \[60, 3\]: one row a n",
         ),
         (FewRows, ValueError, r"a FewRows, which returned a tensor \[59, 3\], expected a tensor of logits \[60, 3\]"),
+        (Frozen, ValueError, r"a Frozen, which has no parameter to train; pass what it computes as logits"),
         (Pair, TypeError, r"a Pair, which returned a tuple, expected a tensor of logits \[60, 3\]"),
         (
             OneArgument,
