@@ -224,8 +224,8 @@ def without_prose(source: str) -> str:
     lines = source.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
+            number, column = token.start
+            lines[number - 1] = lines[number - 1][:column]
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, documented) and ast.get_docstring(node) is not None:

@@ -28,10 +28,10 @@ from benchmarks.report.medians import (
     significant,
 )
 
+_DOCS = ("auto", "choose", "results", "newer", "newer-evidence", "experts", "experts-evidence", "verdict")
 PAGES = (
     *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", ROOT / "benchmarks" / "TRAINING.md"),
-    *(ROOT / "docs" / f"{name}.md" for name in ("auto", "choose", "results", "newer", "newer-evidence")),
-    *(ROOT / "docs" / f"{name}.md" for name in ("experts", "experts-evidence", "verdict")),
+    *(ROOT / "docs" / f"{name}.md" for name in _DOCS),
 )
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_MEASURED = (

@@ -32,6 +32,7 @@ from rbm.cli.options import (
     status,
     usable_device,
 )
+from rbm.utils.console import print_line
 
 _METHODS = "mlp,rbm"
 
@@ -254,9 +255,9 @@ def _report(result, path) -> None:
         console.print(sentence, markup=False, highlight=False)
     console.print(time_sentence(result.timings), markup=False, highlight=False)
     console.print()
-    console.print(f"run folder: {path}", markup=False, highlight=False, soft_wrap=True)
+    print_line(console, f"run folder: {path}")
     if (path / REPORT).is_file():
-        console.print(f"report:     {path / REPORT}", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"report:     {path / REPORT}")
 
 
 def distill_seeds(seeds, methods, out, root, cache, jobs, device, options) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import typer
 
 from rbm.cli.options import status
+from rbm.utils.console import print_line
 from rbm.utils.files import DISK_ERRORS, with_home
 
 SAME_COMMAND = "the same command"
@@ -92,4 +93,4 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _say(text: str, advice: str = "") -> None:
     status.print("[bold red]Error:[/]", end=" ")
-    status.print(f"{text}; {advice}" if advice else text, markup=False, highlight=False, soft_wrap=True)
+    print_line(status, f"{text}; {advice}" if advice else text)

@@ -9,6 +9,7 @@ import typer
 
 from rbm.cli.errors import advise_resuming
 from rbm.cli.options import CACHE, CacheFolder, Device, Jobs, Root, console, status, usable_device
+from rbm.utils.console import print_line
 
 # Read from the files, so that --help does not import the modules that make tables.
 _FILES = Path(__file__).parent.parent / "config" / "configs" / "tables"
@@ -70,10 +71,12 @@ def reproduce(
     from rbm.experiments.runner import run_experiment
 
     command = shlex.join(["rbm", *sys.argv[1:]])
+    if seeds is None:
+        seeds = "0" if table in STUDIES else "0-4"
     if table in STUDIES:
         if methods is not None:
             raise ValueError(f"methods is {methods!r}, expected none: the study {table} has methods of its own")
-        (seed, *others) = parse_seeds("0" if seeds is None else seeds)
+        (seed, *others) = parse_seeds(seeds)
         if others:
             raise ValueError(f"seeds is {seeds!r}, expected one: the study {table} is made of one run a graph")
         if protocol != "rbm":
@@ -101,7 +104,7 @@ def reproduce(
         chosen = replace(chosen, settings=tuple(settings.split(",")))
     if methods is not None:
         chosen = chosen.only(methods.split(","))
-    experiments = chosen.experiments(datasets=tuple(datasets.split(",")), seeds=parse_seeds(seeds or "0-4"))
+    experiments = chosen.experiments(datasets=tuple(datasets.split(",")), seeds=parse_seeds(seeds))
     place = usable_device(device)
     if run:
         with advise_resuming():
@@ -109,9 +112,7 @@ def reproduce(
     rows = read_rows(_earlier(out))
     files = write_outputs(chosen, rows, out.with_suffix(""), command)
     print(render(chosen, rows), end="")
-    console.print(
-        f"rows: {out}; {', '.join(str(file) for file in files)}", markup=False, highlight=False, soft_wrap=True
-    )
+    print_line(console, f"rows: {out}; {', '.join(str(file) for file in files)}")
 
 
 def _earlier(file: Path) -> Path:
@@ -196,4 +197,4 @@ def run_and_show(chosen, out, root, cache, jobs, device, show=None) -> None:
         print(show(chosen, rows), end="")
     else:
         print(main_table(rows, chosen.methods) if "rbm" in chosen.methods else render(table_of(rows), rows), end="")
-    console.print(f"rows: {out}", markup=False, highlight=False, soft_wrap=True)
+    print_line(console, f"rows: {out}")

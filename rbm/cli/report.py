@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rbm.cli.options import console, status
+from rbm.utils.console import print_line
 
 
 def report(
@@ -57,4 +58,4 @@ def report(
                     write_representation(result, run)
     with status.status("charts"):
         write_page(runs, page)
-    console.print(f"{page}: {page.stat().st_size / 2**10:,.0f} KiB", markup=False, highlight=False, soft_wrap=True)
+    print_line(console, f"{page}: {page.stat().st_size / 2**10:,.0f} KiB")

@@ -8,6 +8,7 @@ import typer
 
 from rbm.cli.errors import advise_resuming
 from rbm.cli.options import Device, Run, console, status, usable_device
+from rbm.utils.console import print_line
 
 MethodName = Annotated[str | None, typer.Option(help="Student to use, by its method (default: the one the run keeps).")]
 Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit weights (default: float32).")]
@@ -72,7 +73,7 @@ def predict(
             raise ValueError(f"graph: got {graph} together with {', '.join(named)}; leave one of them out")
         out = Path("predictions.csv") if out is None else out
         rows = predict_graph(run, graph, out, root=root, method=method, quantize=quantize, console=status)
-        console.print(f"{rows} predictions written to {out}", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"{rows} predictions written to {out}")
         return
     if features is None:
         raise ValueError("features: got none, expected a file or folder of features, or a graph with --graph")
@@ -92,7 +93,7 @@ def predict(
             )
         out = Path("predictions.csv") if out is None else out
         rows = predict_file(run, features, out, **joined)
-    console.print(f"{rows} predictions written to {out}", markup=False, highlight=False, soft_wrap=True)
+    print_line(console, f"{rows} predictions written to {out}")
 
 
 def export(
@@ -111,12 +112,7 @@ def export(
 
     with status.status(f"{format_}: exporting and comparing with the student"):
         path = export_student(run, format_, out, method=method, quantize=quantize)
-    console.print(
-        f"{path}: {path.stat().st_size:,} bytes, answers as the student of {run} does",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    print_line(console, f"{path}: {path.stat().st_size:,} bytes, answers as the student of {run} does")
 
 
 def latency(
@@ -154,7 +150,7 @@ def latency(
     list_file(picture)
     plot_latency(found["rows"], picture, title=f"{found['dataset']}, threads: {found['threads']}")
     console.print(latency_table(found))
-    console.print(f"{data}, {picture}", markup=False, highlight=False, soft_wrap=True)
+    print_line(console, f"{data}, {picture}")
 
 
 def serve(
@@ -189,5 +185,5 @@ def serve(
         port=port,
         threads=threads,
         limits=server.Limits(int(max_body * 2**20), max_rows, max_queue, max_connections, timeout, grace),
-        tell=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
+        tell=lambda line: print_line(console, line),
     )

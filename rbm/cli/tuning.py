@@ -26,6 +26,7 @@ from rbm.cli.options import (
     status,
     usable_device,
 )
+from rbm.utils.console import print_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -92,7 +93,7 @@ def tune(
         )
     console.print(_table(found))
     summary = f"trials: {folder / 'trials.csv'}; rbm distill --config {shlex.quote(str(folder / 'best.yaml'))}"
-    console.print(summary, markup=False, highlight=False, soft_wrap=True)
+    print_line(console, summary)
 
 
 def _table(found: "Tuned") -> "Table":

@@ -3,7 +3,7 @@
 - Files: :mod:`rbm.utils.files`, :mod:`rbm.utils.tensor_files`, :mod:`rbm.utils.arrays`, :mod:`rbm.utils.cache`,
   :mod:`rbm.utils.locks`, :mod:`rbm.utils.chunks`, :mod:`rbm.utils.figures`.
 - Processes: :mod:`rbm.utils.distributed`, :mod:`rbm.utils.parallel`, :mod:`rbm.utils.cluster`.
-- Runs: :mod:`rbm.utils.progress`, :mod:`rbm.utils.timings`, :mod:`rbm.utils.repeatable`,
+- Runs: :mod:`rbm.utils.progress`, :mod:`rbm.utils.console`, :mod:`rbm.utils.timings`, :mod:`rbm.utils.repeatable`,
   :mod:`rbm.utils.precision`, :mod:`rbm.utils.studies`, :mod:`rbm.utils.environment`, :mod:`rbm.utils.plugins`,
   :mod:`rbm.utils.defaults`.
 """

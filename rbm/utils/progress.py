@@ -20,6 +20,8 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from rbm.utils.console import print_line
+
 # Seconds between two lines of one phase.
 LOG_SECONDS = 10.0
 
@@ -60,7 +62,7 @@ class Lines(Bar):
         self._written = time.monotonic()
         count = f"{self._done}" if total is None else f"{self._done}/{total}"
         parts = (self._title, count, status, f"{self._written - self._began:.1f} s")
-        _say(self._console, "  ".join(filter(None, parts)))
+        print_line(self._console, "  ".join(filter(None, parts)))
 
 
 class _TimeColumn(ProgressColumn):
@@ -102,7 +104,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print one line above the bars."""
-        _say(self._console, text)
+        print_line(self._console, text)
 
     @contextmanager
     def phase(self, phase: str, total: int) -> Iterator[Bar]:
@@ -181,7 +183,3 @@ def _bar(
 
 def _is_watched(console: Console) -> bool:
     return console.is_terminal or console.is_jupyter
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
