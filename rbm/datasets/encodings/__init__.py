@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from rbm.datasets.encodings.label_propagation import label_propagation
 from rbm.datasets.encodings.transfer import FILLS, transfer
 from rbm.nn.sparse_rows import SparseRows, in_single_precision
 from rbm.utils.cache import Cache
+from rbm.utils.environment import package_version
 
 if TYPE_CHECKING:  # both import the configuration, which imports from here
     from rbm.config import EncodingConfig
@@ -107,7 +107,7 @@ def _positions(
     edges, num_nodes = with_self_loops(observed, config), observed.num_nodes
     rows = cache.tensors(
         "deepwalk",
-        {**settings, "num_nodes": num_nodes, "gensim": version("gensim")},
+        {**settings, "num_nodes": num_nodes, "gensim": package_version("gensim")},
         [edges],
         lambda: {"positions": deepwalk(edges, num_nodes, **settings, advance=advance)},
     )["positions"]

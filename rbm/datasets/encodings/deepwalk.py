@@ -2,12 +2,14 @@
 
 import zlib
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rbm.datasets.encodings.graph import check_edges
+from rbm.datasets.encodings.skip_gram import skip_gram
 
 # gensim silently truncates longer sentences.
 _LONGEST_WALK = 10_000
@@ -74,7 +76,10 @@ def deepwalk(
     seed: int = 0,
     advance: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Positions of all nodes: skip-gram (gensim's Word2Vec) on :func:`random_walks`, with nodes as words.
+    """Positions of all nodes: skip-gram on :func:`random_walks`, with nodes as words.
+
+    gensim's Word2Vec trains it where gensim is installed, as it is by default up to Python 3.13, and
+    :func:`rbm.datasets.encodings.skip_gram.skip_gram` elsewhere. The numbers differ, not what they say of the graph.
 
     A node that never occurs with another node on a walk gets zeros, like an unseen node without neighbours in
     :func:`rbm.datasets.encodings.transfer`. gensim would leave it at its random initial vector, which is meaningless.
@@ -91,8 +96,8 @@ def deepwalk(
         negative: negative samples per pair; 0 for none.
         hierarchical_softmax: train with a hierarchical softmax, in addition to negative samples if both are on, as in
             the released code.
-        workers: threads. With one, the result is bitwise reproducible, whatever ``PYTHONHASHSEED``; with more, it
-            differs from run to run.
+        workers: threads of gensim. With one, the result is bitwise reproducible, whatever ``PYTHONHASHSEED``; with
+            more, it differs from run to run. Without gensim there is one.
         seed: seed of the walks and of skip-gram.
         advance: called with the number of walks read since the last call, in total at most
             ``epochs * N * walks_per_node``. If it raises an exception, the training ends early with this exception.
@@ -111,13 +116,37 @@ def deepwalk(
     if not negative and not hierarchical_softmax:
         raise ValueError("negative: got 0 without hierarchical_softmax, expected a loss; set one of the two")
     walks = random_walks(edge_index, num_nodes, walk_length=walk_length, walks_per_node=walks_per_node, seed=seed)
-    has_pair = ((walks != walks[:, :1]) & (walks >= 0)).any(axis=1)
-    walks = walks[has_pair]
-    counts = np.bincount(walks[walks >= 0], minlength=num_nodes)
-    positions = np.zeros((num_nodes, dim), np.float32)
+    walks = walks[((walks != walks[:, :1]) & (walks >= 0)).any(axis=1)]
     if not walks.size:
-        return torch.from_numpy(positions)
+        return torch.zeros(num_nodes, dim)
+    settings = {
+        "dim": dim,
+        "window_size": window_size,
+        "epochs": epochs,
+        "negative": negative,
+        "hierarchical_softmax": hierarchical_softmax,
+        "seed": seed,
+        "advance": advance,
+    }
+    if find_spec("gensim"):
+        return torch.from_numpy(_word2vec(walks, num_nodes, workers=workers, **settings))
+    return torch.from_numpy(skip_gram(walks, num_nodes, **settings))
 
+
+def _word2vec(
+    walks: np.ndarray,
+    num_nodes: int,
+    *,
+    dim: int,
+    window_size: int,
+    epochs: int,
+    negative: int,
+    hierarchical_softmax: bool,
+    workers: int,
+    seed: int,
+    advance: Callable[[int], None] | None,
+) -> np.ndarray:
+    """:func:`rbm.datasets.encodings.skip_gram.skip_gram` by gensim."""
     from gensim.models import Word2Vec  # imported here because it takes a second, and the positions may be cached
 
     model = Word2Vec(
@@ -134,6 +163,7 @@ def deepwalk(
         seed=seed,
         hashfxn=_hash,
     )
+    counts = np.bincount(walks[walks >= 0], minlength=num_nodes)
     met = np.flatnonzero(counts)
     frequencies = {str(node): int(count) for node, count in zip(met, counts[met], strict=True)}
     model.build_vocab_from_freq(frequencies, corpus_count=walks.shape[0])
@@ -141,8 +171,9 @@ def deepwalk(
     model.train(sentences, total_examples=walks.shape[0], epochs=epochs)
     if sentences.error is not None:
         raise sentences.error
+    positions = np.zeros((num_nodes, dim), np.float32)
     positions[met] = model.wv[list(frequencies)]
-    return torch.from_numpy(positions)
+    return positions
 
 
 class _Sentences:

@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from gensim.models import Word2Vec
 
 from rbm.datasets.encodings import deepwalk, label_propagation, random_walks, transfer
 
@@ -89,6 +88,14 @@ class TestRandomWalks:
 
 
 class TestDeepWalk:
+    @pytest.fixture(autouse=True, params=["gensim", "without gensim"])
+    def trainer(self, request, monkeypatch):
+        if request.param == "gensim":
+            pytest.importorskip("gensim")
+        else:
+            monkeypatch.setitem(sys.modules, "gensim", None)
+        return request.param
+
     def test_neighbors_come_closer_than_strangers(self):
         positions = deepwalk(cliques(), 24, dim=16, walk_length=40, walks_per_node=40, epochs=3)
         unit = torch.nn.functional.normalize(positions)
@@ -139,8 +146,9 @@ class TestDeepWalk:
         ):
             assert not torch.equal(positions(**other), base), other
 
-    def test_the_same_bits_in_every_process(self):
-        code = (
+    def test_the_same_bits_in_every_process(self, trainer):
+        hide = "import sys; sys.modules['gensim'] = None;" if trainer == "without gensim" else ""
+        code = hide + (
             "import torch; from rbm.datasets.encodings import deepwalk;"
             "edges = torch.stack([torch.arange(60) % 20, torch.arange(60) * 7 % 20]);"
             "print(deepwalk(edges, 20, dim=4, walk_length=6).numpy().tobytes().hex())"
@@ -177,17 +185,6 @@ class TestDeepWalk:
         positions = deepwalk(torch.tensor([[0, 1, 2], [1, 2, 1]]), 3, dim=4, walk_length=3, walks_per_node=1)
         assert (positions != 0).any(dim=1).all()
 
-    def test_skip_gram_has_the_constants_of_the_released_code(self, monkeypatch):
-        given = {}
-
-        def record(**arguments):
-            given.update(arguments)
-            return Word2Vec(**arguments)
-
-        monkeypatch.setattr("gensim.models.Word2Vec", record)
-        deepwalk(cliques(), 24, dim=2, walk_length=3)
-        assert {name: given[name] for name in ("sg", "alpha", "sample")} == {"sg": 1, "alpha": 0.025, "sample": 1e-3}
-
     def test_all_walks_are_read_in_each_epoch(self):
         """More walks than one chunk holds; a walk without another node, such as that from node 0, is not read."""
         around = torch.arange(1, 1100)
@@ -212,6 +209,19 @@ class TestDeepWalk:
     def test_bad_arguments(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             deepwalk(DIRECTED, 6, **arguments)
+
+
+def test_gensim_has_the_constants_of_the_released_code(monkeypatch):
+    models = pytest.importorskip("gensim.models")
+    given, word2vec = {}, models.Word2Vec
+
+    def record(**arguments):
+        given.update(arguments)
+        return word2vec(**arguments)
+
+    monkeypatch.setattr(models, "Word2Vec", record)
+    deepwalk(cliques(), 24, dim=2, walk_length=3)
+    assert {name: given[name] for name in ("sg", "alpha", "sample")} == {"sg": 1, "alpha": 0.025, "sample": 1e-3}
 
 
 def dense_label_propagation(edges, labels, train, decay, hops, exclude_self, self_loops):
