@@ -45,14 +45,14 @@ class SortedRbMLayer(_SparseRbMLayer):
     folded: tuple[Tensor, Tensor] | None = None
 
     def _combine(self, h: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-        weight, bias = self._fold() if self.training else (self.folded or self._fold())
+        weight, bias = self.folded or self._fold()
         return sorted_addmm(h, weight, bias, gates, experts)
 
-    def eval(self) -> "SortedRbMLayer":
-        """Fold the weights once and keep them, for serving."""
-        super().eval()
+    def train(self, mode: bool = True) -> "SortedRbMLayer":
+        """For serving, fold the weights once and keep them; ``eval()`` calls this too."""
+        super().train(mode)
         with torch.no_grad():
-            self.folded = self._fold()
+            self.folded = None if mode else self._fold()
         return self
 
     def _fold(self) -> tuple[Tensor, Tensor]:
