@@ -2,9 +2,9 @@
 
 ``python -m benchmarks.tuning.ordering --out benchmarks/results/gpu_ordering.csv``. Without an order, each tile of rows
 meets every expert, and the weight's gradient reads all rows for every expert, which saves the launches of an order and
-of lists. ``config.is_small`` and ``config.tile_rows`` choose by shape; the rows written here are what they choose by.
-Calls are replayed as CUDA graphs; a forward pass includes making the order, a backward pass has it already. ``--warm``
-only compiles, for one precision and pass per process.
+of lists. ``is_small``, ``sums_all_rows`` and ``tile_rows`` of the configuration choose by shape; the rows written here
+are what they choose by. Calls are replayed as CUDA graphs; a forward pass includes making the order, a backward pass
+has it already. ``--warm`` only compiles, for one precision and pass per process.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,6 +36,7 @@ def chosen(height: int, *, ordered: bool) -> Iterator[None]:
     """The configuration with this choice instead of its own."""
     with (
         mock.patch.object(config, "is_small", return_value=not ordered),
+        mock.patch.object(config, "sums_all_rows", return_value=not ordered),
         mock.patch.object(config, "tile_rows", return_value=height),
     ):
         _launching.forget_prepared()

@@ -1,5 +1,7 @@
 """The tool that times the grouped matmul with and without an order: each of its calls computes the same."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ pytest.importorskip("triton")
 
 from benchmarks.measure.shapes import Problem, Shape, Workload
 from benchmarks.tuning import ordering
-from rbm_kernels.ops.expert_matmul import config, reference
+from rbm_kernels.ops.expert_matmul import config, launch, reference
 
 SHAPE = Shape(40, 16, 16)
 
@@ -31,8 +33,10 @@ def test_every_variant_computes_the_same(which, problem, device):
     found = ordering.variants(p, SHAPE, which)
     assert len(found) == (2 if which == "backward weight" else 2 * len(ordering.HEIGHTS))
     for height, ordered, call in found.values():
-        with ordering.chosen(height, ordered=ordered):
+        few_launches = mock.patch.object(launch, "_prepare_small_weight", wraps=launch._prepare_small_weight)
+        with ordering.chosen(height, ordered=ordered), few_launches as prepared:
             got = call()
+        assert prepared.called == (which == "backward weight" and not ordered)
         got = got if which == "forward" else got[0]
         torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-4)
 
