@@ -40,6 +40,10 @@ class Tunable(ABC):
     labels: tuple[str, ...]
     kernel: str
 
+    def affects(self, case: Case) -> bool:
+        """Whether a case launches the kernel that the entry configures."""
+        return True
+
     @abstractmethod
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
         """The values to try, starting with the current entry."""
@@ -71,6 +75,10 @@ class MatmulTile(Tunable):
     def _entry(self, case: Case, architecture: int) -> tuple[dict, tuple[str, int]]:
         table = getattr(config, self._table(case))
         return table, config.entry(table, multiplied_as(case), architecture, case.in_features, case.out_features)
+
+    def affects(self, case: Case) -> bool:
+        """False for the weight's gradient of few rows."""
+        return self.name != "_WEIGHT" or _lists_rows(case)
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
         """Tiles whose sums take 8 to 128 registers per thread."""
@@ -109,6 +117,10 @@ class MatmulTile(Tunable):
 @dataclass(frozen=True)
 class WeightWaves(Tunable):
     """Number of waves of programs for the weight's gradient."""
+
+    def affects(self, case: Case) -> bool:
+        """False for few rows."""
+        return _lists_rows(case)
 
     def candidates(self, case: Case, architecture: int) -> list[Candidate]:
         """One to four waves."""
@@ -206,6 +218,12 @@ TUNABLES = (
     MemoryConfiguration("memory_update", "sums", ("weighted_sum, total",), "memory_statistics_kernel"),
     RoutedTile("routed_matmul", "tile", ("y",), "routed_matmul_fwd_kernel"),
 )
+
+
+def _lists_rows(case: Case) -> bool:
+    """Whether the weight's gradient lists each expert's rows; if not, a kernel with its own tile reads all of them."""
+    weights = case.num_experts * case.out_features * case.in_features
+    return not config.sums_all_rows(case.rows, case.top_k, case.num_experts, weights)
 
 
 def _machine(architecture: int) -> Machine:

@@ -299,7 +299,7 @@ def main(
     wanted = [c for c in TUNED if c.operator == operator and (not precision or c.precision in precision)]
     # Case by case: if time is short, every entry of the first cases is worth more than one entry of all cases.
     for case in wanted:
-        for tunable in chosen:
+        for tunable in (tunable for tunable in chosen if tunable.affects(case)):
             if time.monotonic() > end:
                 _say(f"# out of time: {tunable.name}, {case}, {case.precision}")
             else:

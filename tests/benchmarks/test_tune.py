@@ -110,6 +110,7 @@ def test_odd_widths_have_rows_of_their_own():
 def test_candidates_are_checked_and_timed(tunable, device, tmp_path):
     """On the interpreter, by a clock that makes each call and counts them."""
     case = Case(tunable.operator, "float32", **TINY)
+    assert tunable.affects(case)
     candidates = tunable.candidates(case, 90)[:2]
     outcomes = tune.Outcomes(tmp_path / "tune.csv")
     for candidate in candidates:
@@ -158,6 +159,16 @@ def test_a_wrong_candidate_is_not_timed(wrong, device, tmp_path, monkeypatch):
     timed = tune.measure(FORWARD, case, 90, candidates, outcomes, lambda calls: [5.0] * len(calls))
     assert timed == {candidates[0]: 5.0}
     assert outcomes.of(FORWARD, case, 90, candidates[1])["status"].startswith("is wrong")
+
+
+def test_an_entry_is_tuned_only_where_its_kernel_runs(monkeypatch):
+    """The weight's gradient of few rows has another kernel: each candidate would be compiled, and called a failure."""
+    monkeypatch.setattr(tune, "TUNED", [Case("expert_matmul", "bfloat16", rows=rows) for rows in (64, 4096)])
+    monkeypatch.setattr(config, "sums_all_rows", lambda rows, *_: rows <= 256)
+    seen = {64: [], 4096: []}
+    monkeypatch.setattr(tune, "tune", lambda tunable, case, *_, **__: seen[case.rows].append(tunable.name))
+    assert run("--operator", "expert_matmul", "--dry-run").exit_code == 0
+    assert seen == {64: ["_FORWARD", "_BACKWARD"], 4096: ["_FORWARD", "_BACKWARD", "_WEIGHT", "_WEIGHT_WAVES"]}
 
 
 def test_every_timed_launch_has_a_reference():
