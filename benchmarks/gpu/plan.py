@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.measure.verdicts import tested_as
+
 ROOT = Path(__file__).resolve().parents[2]
 # Operators whose reference shape in bfloat16 comes first, and the layer built from them.
 FIRST = ("expert_matmul", "layer", "cosine_topk", "expert_order", "memory_update")
@@ -14,8 +16,6 @@ ORDER = (*FIRST, "routed_matmul", "launches", "cold_start", "student", "sparse_e
 # Only measured on a CPU, where Linux reports memory.
 NOT_ON_A_GPU = ("few_rows", "peak_memory")
 STAGES = ("smoke", "tests", "tune", "ncu", "sanitize")
-# The tests that validate a suite's figures, if their name differs from the suite's.
-TESTED_AS = {"student": "students", "distillation_epoch": "students", "cold_start": "layer"}
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ def operators(*, rehearse: bool) -> dict[str, list[Path]]:
     """The files of GPU tests by operator: everything in ``tests/gpu``, and other files with the marker ``gpu``.
 
     ``test_expert_matmul.py`` and ``test_expert_matmul_widths.py`` belong to ``expert_matmul``. A rehearsal only uses
-    ``tests/gpu``, which also runs on CPU tensors.
+    ``tests/gpu``, which also runs on CPU tensors. ``tests/benchmarks`` speaks of the marker, but needs no GPU.
     """
     tests = ROOT / "tests"
     paths = sorted((tests / "gpu").glob("test_*.py"))
     if not rehearse:
-        marked = (path for path in sorted(tests.rglob("test_*.py")) if path not in paths)
-        paths += [path for path in marked if re.search(r"mark\.gpu\b", path.read_text())]
+        others = (path for path in sorted(tests.rglob("test_*.py")) if path.parent.name not in ("gpu", "benchmarks"))
+        paths += [path for path in others if re.search(r"mark\.gpu\b", path.read_text())]
     stems = {path.stem.removeprefix("test_") for path in paths}
     found: dict[str, list[Path]] = {}
     for path in paths:
@@ -109,7 +109,7 @@ def plan(options: Options, known: Sequence[str]) -> list[Step]:
 def tested(options: Options) -> dict[str, list[Path]]:
     """The tests that a call runs: for every operator, or for those that the chosen suites measure."""
     files = operators(rehearse=options.rehearse)
-    wanted = {TESTED_AS.get(name, name) for name in options.only} - {*STAGES}
+    wanted = {tested_as(name) for name in options.only if name not in STAGES}
     if not wanted or "tests" in options.only:
         return files
     return {name: paths for name, paths in files.items() if name in wanted}

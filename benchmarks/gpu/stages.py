@@ -8,9 +8,9 @@ from pathlib import Path
 
 from benchmarks.gpu import outcomes
 from benchmarks.gpu.libraries import build
-from benchmarks.gpu.plan import FIRST, ROOT, TESTED_AS, Step, tested
+from benchmarks.gpu.plan import ROOT, Step, tested
 from benchmarks.gpu.run import TIMED_OUT, Run
-from benchmarks.measure.verdicts import FAILED, to_environment
+from benchmarks.measure.verdicts import FAILED, tested_as, to_environment
 
 # Limits for the smoke test and the core tests in total, and for one test or workload, including compilation.
 SMOKE_SECONDS, CORE_SECONDS, TEST_SECONDS, WORKLOAD_SECONDS = 100, 180, 120, 180
@@ -139,12 +139,9 @@ def _record_tests(run: Run, operator: str, part: str, kept: Path, ended) -> None
 def suite(run: Run, step: Step) -> bool:
     """A suite without the workloads that are already measured; skipped if its operator failed."""
     verdicts = run.state.verdicts()
-    operator = TESTED_AS.get(step.name, step.name)
-    if (verdicts.get(operator) == FAILED) != (step.part == "failed"):
+    if (verdicts.get(tested_as(step.name)) == FAILED) != (step.part == "failed"):
         if step.part != "failed" and not run.options.time_failed:
             run.note(f"not timed, its tests failed: {step.name}")
-        return True
-    if step.part == "first" and step.name not in FIRST:
         return True
     environment = run.environment(**to_environment(verdicts))
     if run.options.rehearse:

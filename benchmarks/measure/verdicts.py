@@ -10,21 +10,25 @@ from collections.abc import Mapping
 PASSED, CORE, FAILED, NOT_TESTED = "passed", "core", "failed", "not tested"
 VARIABLE = "RBM_VERDICTS"
 
-# Operators in rows whose tests have another name. A name that ends in a blank stands for all names that start with it.
+# Suites, and operators in their rows, whose tests have another name. A name that ends in a blank stands for all names
+# that start with it.
 _TESTED_AS = {
+    "ffn": "feed_forward",
+    "cold_start": "layer",
     "memory_statistics": "memory_update",
     "memory_update_": "memory_update",
     "student": "students",
     "student, ": "students",
     "one node ": "students",
     "distillation epoch": "students",
+    "distillation_epoch": "students",
 }
 # Rows that belong to no operator, but to the machine or the run itself.
 _OF_NO_OPERATOR = ("build", "ceiling", "correctness", "smoke", "suite")
 
 
 def tested_as(operator: str) -> str:
-    """The operator whose tests validate a row's operator; empty for rows that belong to no operator."""
+    """The operator whose tests validate a suite or a row's operator; empty for rows that belong to no operator."""
     if operator in _OF_NO_OPERATOR:
         return ""
     for name, tested in _TESTED_AS.items():

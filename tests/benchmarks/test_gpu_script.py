@@ -153,6 +153,7 @@ def test_tests_belong_to_operators(tmp_path, monkeypatch):
         "gpu/test_students": "",
         "rbm/test_dropout": "@pytest.mark.gpu\n",
         "rbm/test_losses": "no GPU is needed\n",
+        "benchmarks/test_plan": "@pytest.mark.gpu\n",
     }.items():
         path = tmp_path / "tests" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,3 +165,9 @@ def test_tests_belong_to_operators(tmp_path, monkeypatch):
     # A suite whose figures another name's tests decide on.
     assert list(plan.tested(Options(OUT, only=("student", "cold_start")))) == ["layer", "students"]
     assert list(plan.tested(Options(OUT, only=("student", "tests")))) == list(found)
+
+
+def test_every_suite_has_tests_that_decide_on_its_figures():
+    """Except two: nothing of ``launches`` runs on a GPU, and sparse rows have no kernel of ours there."""
+    without = [name for name in plan.suites() if not plan.tested(Options(OUT, only=(name,)))]
+    assert without == ["launches", "sparse_expert_matmul"]

@@ -34,11 +34,12 @@ def verified(path) -> dict[str, str]:
 
 def test_rows_say_whether_their_operator_passed(tmp_path, monkeypatch):
     path = tmp_path / "results.csv"
-    monkeypatch.setenv(verdicts.VARIABLE, "expert_matmul=passed;memory_update=failed;students=core")
-    names = ("expert_matmul", "memory_update_", "memory_statistics", "student, 128 hidden", "layer", "ceiling")
+    told = "expert_matmul=passed;memory_update=failed;students=core;feed_forward=passed"
+    monkeypatch.setenv(verdicts.VARIABLE, told)
+    names = ("expert_matmul", "memory_update_", "memory_statistics", "student, 128 hidden", "layer", "ceiling", "ffn")
     for operator in names:
         add(path, operator)
-    assert list(verified(path).values()) == ["passed", "failed", "failed", "core", "not tested", ""]
+    assert list(verified(path).values()) == ["passed", "failed", "failed", "core", "not tested", "", "passed"]
 
 
 def test_a_verdict_is_of_all_parts_and_marks_every_row(tmp_path):
