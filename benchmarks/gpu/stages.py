@@ -148,7 +148,8 @@ def suite(run: Run, step: Step) -> bool:
         environment["RBM_DATA_ROOT"] = str(ROOT / "no-such-folder")  # the GPU machine has no datasets
         if step.name == "cold_start":  # its processes would otherwise run a C++ compiler for minutes
             environment |= {"TORCH_COMPILE_DISABLE": "1", "TORCHDYNAMO_DISABLE": "1"}
-    command = _pytest(run, "--show-capture=no", f"--seconds={run.options.compare}")
+    # Nothing is captured: suites print why a call was not captured in a graph, or a library not measured.
+    command = _pytest(run, "--capture=no", f"--seconds={run.options.compare}")
     command += ["-p", "benchmarks.gpu.workloads", f"--begun={run.begun}"]
     command += [f"--part={'first' if step.part == 'first' else 'all'}"]
     command += [f"--results={run.state.path}", f"benchmarks/test_{step.name}.py"]

@@ -119,6 +119,7 @@ def test_a_workload_that_takes_its_process_with_it_costs_no_other(tree, tmp_path
         "import os\nimport pytest\n\n\n"
         '@pytest.mark.parametrize("number", range(4))\n'
         "def test_dying(results, number):\n"
+        '    print(f"why {number} was not captured")\n'
         "    if number == 1:\n"
         "        os._exit(1)  # as pytest-timeout ends a process that hangs\n"
         '    assert number != 2, "a wrong answer"\n'
@@ -131,6 +132,8 @@ def test_a_workload_that_takes_its_process_with_it_costs_no_other(tree, tmp_path
     assert run.returncode == 1
     assert [row["shape"] for row in rows(tmp_path / "out") if row["operator"] == "dying"] == ["0", "3"]
     assert run.stdout.splitlines()[-2].count("failed (status 1): dying (all)") == 2
+    log = (tmp_path / "out" / "log.txt").read_text()
+    assert [number for number in range(4) if f"why {number} was not captured" in log] == [0, 1, 2, 3]
 
 
 @pytest.mark.slow
