@@ -106,6 +106,8 @@ def main() -> None:
         where = (arguments.dataset, arguments.worker, arguments.root)
         print(json.dumps(measure(*where, arguments.epochs, arguments.phases, arguments.changes)))
         return
+    if not arguments.versions or arguments.out is None:
+        parser.error("expected at least one NAME=FOLDER, and --out FILE for the rows")
     # Not in workers, whose package may be an older version.
     from rbm.utils.environment import today
     from rbm.utils.files import append_csv, read_csv

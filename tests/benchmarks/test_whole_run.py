@@ -30,6 +30,17 @@ def test_versions_are_compared_on_the_seeds_that_both_have():
     assert not whole_run.markdown(rows[1:]).splitlines()[2:]
 
 
+@pytest.mark.parametrize("arguments", [["now=."], ["--out", "rows.csv"]])
+def test_epochs_are_not_measured_without_a_version_and_a_file(arguments, monkeypatch, capsys, tmp_path):
+    """A version runs for minutes, and its rows had nowhere to go."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["epoch_seconds", "--root", ".", *arguments])
+    monkeypatch.setattr(epoch_seconds.subprocess, "run", lambda *_, **__: pytest.fail("it started"))
+    with pytest.raises(SystemExit, match="2"):
+        epoch_seconds.main()
+    assert "expected at least one NAME=FOLDER, and --out FILE" in capsys.readouterr().err
+
+
 def test_the_page_shows_the_rows_that_are_kept():
     here = Path(epoch_seconds.__file__).parent
     with (here / "results" / "epoch_seconds.csv").open(newline="") as file:
