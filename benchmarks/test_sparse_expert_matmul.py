@@ -70,7 +70,7 @@ def test_sparse_expert_matmul(suite, shape: Shape):
     with torch.no_grad():
         right = run.check("forward", implementations, lambda f, p: (forward(f, p),), problem, (exact,))
         run.time("forward", right, forward, [problem])
-    run.check("forward + backward", right, forward_and_backward, problem, (exact, *grads))
+    right = run.check("forward + backward", right, forward_and_backward, problem, (exact, *grads))
     run.time("forward + backward", right, forward_and_backward, [problem])
     given = [*problem.rows, r.gates, r.weight, r.bias, r.experts]
     run.saved_bytes(right, forward, problem, given if problem.dense is None else [*given, problem.dense])

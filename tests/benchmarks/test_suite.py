@@ -1,8 +1,10 @@
 """The harness and its use by suites: turns, rotating tensors, errors, excluded times, output."""
 
+import ast
 import csv
 import math
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,6 +104,17 @@ def test_what_is_wrong_is_named_and_not_timed(suite, wrong):
         assert ("rbm", "forward seconds") not in written
         with pytest.raises(AssertionError, match="rbm: error of forward"):
             suite.finish()
+
+
+def test_no_suite_times_what_its_check_left_out():
+    """What :meth:`Suite.check` returns is what may be timed: no suite drops it."""
+    dropped = [
+        f"{path.name}:{node.lineno}"
+        for path in sorted(Path(harness.__file__).parents[1].glob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr) and ast.unparse(node).startswith("run.check(")
+    ]
+    assert dropped == []
 
 
 def test_share_of_the_roofline_is_of_ceilings_of_the_same_run(suite):
