@@ -11,7 +11,7 @@ from benchmarks.measure.device import HERE
 from benchmarks.measure.precision import multiplying_as
 from rbm_kernels import memory_statistics, memory_update_
 
-PROFILED = [case for case in dict.fromkeys(CASES) if case in [Case(case.operator, case.precision)] or case.rows == 1]
+PROFILED = [case for case in CASES if case == Case(case.operator, case.precision) or case.rows == 1]
 
 
 def main(*, dry_run: bool) -> None:

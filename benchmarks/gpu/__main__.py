@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from datetime import datetime, timezone
-from pathlib import Path
 
 from benchmarks.gpu.plan import Options, parse, plan, suites
 
@@ -74,5 +73,4 @@ def _sum_up(run) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     sys.exit(main())
