@@ -211,3 +211,10 @@ def test_what_the_budget_has_no_time_for_is_skipped_and_says_so(tmp_path):
     assert run.returncode == 0, run.stdout
     assert "1 skipped" in run.stdout
     assert "left out for time: --budget is spent" in run.stdout
+
+
+def test_suites_need_no_pytest_benchmark(tmp_path):
+    """A lent machine may lack it."""
+    run = run_suites(tmp_path, "-p", "no:benchmark", "benchmarks/test_peak_memory.py", "-k", "serving")
+    assert run.returncode == 0, run.stdout
+    assert "1 passed" in run.stdout
