@@ -33,13 +33,11 @@ _MOST_SHARED = {80: 163 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 
 @dataclass(frozen=True)
 class Launch:
-    """An executed launch: the kernel's name, grid, warps, stages, shared memory, and its result."""
+    """An executed launch: the kernel's name, grid and warps, and its result."""
 
     kernel: str
     grid: tuple[int, int, int]
     num_warps: int
-    num_stages: int
-    shared_bytes: int
     result: Result
 
 
@@ -166,9 +164,7 @@ class Gpu:
                         f"{metadata.name} leaves other bits in {name} with seed {seed} than with {self.seeds[0]}:"
                         " the order of blocks and warps shows"
                     )
-        self.launches.append(
-            Launch(metadata.name, sizes, metadata.num_warps, metadata.num_stages, metadata.shared, result)
-        )
+        self.launches.append(Launch(metadata.name, sizes, metadata.num_warps, result))
 
     def _program(self, kernel) -> Program:
         if id(kernel) not in self._programs:

@@ -14,8 +14,8 @@ from ptx_executor.counters import Counters
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """Throughput of one multiprocessor per cycle, and the number of multiprocessors.
+class Multiprocessor:
+    """Throughput of a multiprocessor per cycle.
 
     Attributes:
         integer, floating, special: warp instructions.
@@ -23,8 +23,6 @@ class Gpu:
         l2_bytes: between a multiprocessor and the L2 cache.
     """
 
-    name: str
-    multiprocessors: int
     integer: float
     floating: float
     special: float
@@ -35,23 +33,24 @@ class Gpu:
     wavefronts: float = 1
 
 
-GPUS = {
-    80: Gpu("A100", 108, integer=2, floating=2, special=0.5, multiply_adds=1024, l2_bytes=64),
-    90: Gpu("H100", 132, integer=2, floating=4, special=0.5, multiply_adds=2048, l2_bytes=64),
+# A100 and H100.
+MULTIPROCESSORS = {
+    80: Multiprocessor(integer=2, floating=2, special=0.5, multiply_adds=1024, l2_bytes=64),
+    90: Multiprocessor(integer=2, floating=4, special=0.5, multiply_adds=2048, l2_bytes=64),
 }
 
 
 def cycles(counters: Counters, architecture: int, *, tf32: bool = False) -> dict[str, float]:
     """For each resource, the cycles for which a block keeps it busy on one multiprocessor."""
-    gpu, kinds = GPUS[architecture], counters.instructions
+    unit, kinds = MULTIPROCESSORS[architecture], counters.instructions
     busy = {
-        "issue": counters.executed / gpu.issued,
-        "integer": (kinds["integer"] + kinds["predicate"]) / gpu.integer,
-        "float": kinds["float"] / gpu.floating,
-        "special": kinds["special"] / gpu.special,
-        "tensor cores": counters.multiply_adds / (gpu.multiply_adds / 2 if tf32 else gpu.multiply_adds),
-        "shared memory": counters.wavefronts / gpu.wavefronts,
-        "L2": 32 * counters.sectors / gpu.l2_bytes,
+        "issue": counters.executed / unit.issued,
+        "integer": (kinds["integer"] + kinds["predicate"]) / unit.integer,
+        "float": kinds["float"] / unit.floating,
+        "special": kinds["special"] / unit.special,
+        "tensor cores": counters.multiply_adds / (unit.multiply_adds / 2 if tf32 else unit.multiply_adds),
+        "shared memory": counters.wavefronts / unit.wavefronts,
+        "L2": 32 * counters.sectors / unit.l2_bytes,
     }
     return {resource: total / counters.blocks for resource, total in busy.items()}
 
