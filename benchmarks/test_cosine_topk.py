@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.shapes import Problem, Workload, workloads
+from benchmarks.peers import by_topk
 from rbm_kernels import cosine_topk
 from rbm_kernels.ops.cosine_topk import cost, reference
 
@@ -48,10 +49,3 @@ def test_cosine_topk(suite, workload: Workload):
     right = run.check("forward + backward", right, forward_and_backward, first, (gates, grad))
     run.time("forward + backward", right, forward_and_backward, problems, both)
     run.saved_bytes(right, forward, first, (first.x, first.memory))
-
-
-def by_topk(h: Tensor, memory: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As in the released code: ``topk`` instead of a stable sort, so that ties may go to any expert."""
-    normalize = torch.nn.functional.normalize
-    cosines, experts = (normalize(h.float(), dim=-1) @ normalize(memory, dim=-1).T).topk(k)
-    return cosines.softmax(-1), experts.int(), cosines

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.shapes import Problem, Workload, workloads
-from benchmarks.peers import peers
+from benchmarks.peers import by_topk, peers
 from rbm_kernels import cosine_topk, expert_matmul
 from rbm_kernels.ops.cosine_topk import cost as cosine_topk_cost
 from rbm_kernels.ops.cosine_topk import reference as routing
@@ -20,8 +20,8 @@ def test_expert_matmul(suite, workload: Workload):
     shape = workload.shape
     problems = run.buffers(lambda: Problem.of(workload), Problem.nbytes)
     implementations = {"rbm": expert_matmul, **peers(run.dtype, compiled=run.compiles)}
-    routers = dict.fromkeys(implementations.values(), route_as_in_eager) | {expert_matmul: cosine_topk}
-    routers |= {f: torch.compile(route_as_in_eager) for name, f in implementations.items() if "compiled" in name}
+    routers = dict.fromkeys(implementations.values(), by_topk) | {expert_matmul: cosine_topk}
+    routers |= {f: torch.compile(by_topk) for name, f in implementations.items() if "compiled" in name}
 
     def forward(f, p: Problem) -> Tensor:
         return f(p.x, p.weight, p.bias, p.gates, p.experts)
@@ -50,7 +50,7 @@ def test_expert_matmul(suite, workload: Workload):
 
     with torch.no_grad():
         exact = in_float64(problems[0], some)
-        routed = route_as_in_eager(problems[0].x[some].double(), problems[0].memory.double(), shape.top_k)
+        routed = routing.cosine_topk(problems[0].x[some].double(), problems[0].memory.double(), shape.top_k)
         exact_routed = reference.expert_matmul(*wide(problems[0], some)[:3], *routed[:2])
         right = run.check("forward", implementations, compared(forward, 0), problems[0], exact[:1])
         run.time("forward", right, forward, problems, experts_cost)
@@ -60,10 +60,6 @@ def test_expert_matmul(suite, workload: Workload):
     right = run.check("forward + backward", right, compared(forward_and_backward, 0, 1, 2), problems[0], exact)
     run.time("forward + backward", right, forward_and_backward, problems, experts_cost + cost.backward(*sizes))
     run.saved_bytes(right, forward, problems[0], (problems[0].experts, *problems[0].leaves))
-
-
-def route_as_in_eager(x: Tensor, memory: Tensor, k: int) -> tuple[Tensor, ...]:
-    return routing.cosine_topk(x, memory, k)
 
 
 def wide(p: Problem, rows: Tensor | slice) -> tuple[Tensor, ...]:

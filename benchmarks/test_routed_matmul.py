@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.shapes import PRECISIONS, Problem, Shape, Workload
-from benchmarks.peers import sorted_addmm
+from benchmarks.peers import by_topk, sorted_addmm
 from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
 from rbm_kernels.ops.cosine_topk import reference as routing
 from rbm_kernels.ops.expert_matmul import reference as matmul
@@ -28,8 +28,8 @@ def test_routed_matmul(suite, workload: Workload):
     implementations = {
         "rbm": lambda x, memory, *experts_of: routed_matmul(x, memory, *experts_of, shape.top_k),
         "rbm two operators": of(cosine_topk, expert_matmul),
-        "eager": of(routing.cosine_topk, matmul.expert_matmul),
-        "sorted": of(routing.cosine_topk, sorted_addmm),
+        "eager": of(by_topk, matmul.expert_matmul),
+        "sorted": of(by_topk, sorted_addmm),
     }
     if run.seconds >= 0.5 and workload.precision == PRECISIONS[0] and run.may_compile:
         implementations["eager compiled"] = torch.compile(implementations["eager"], dynamic=False)
@@ -38,7 +38,8 @@ def test_routed_matmul(suite, workload: Workload):
         return f(p.x, p.memory, p.weight, p.bias)
 
     first = problems[0]
-    exact = step(implementations["eager"], replace(first, **{n: getattr(first, n).double() for n in WIDENED}))
+    wide = replace(first, **{n: getattr(first, n).double() for n in WIDENED})
+    exact = step(of(routing.cosine_topk, matmul.expert_matmul), wide)
     with torch.inference_mode():
         right = run.check("forward", implementations, lambda f, p: (step(f, p),), first, (exact,))
         sizes = (shape.rows, shape.features, shape.outputs, shape.experts, shape.top_k, run.dtype)

@@ -1,7 +1,8 @@
 """Alternatives to our operators, each implemented as well as we could, with the same gates.
 
-``experts.py`` and ``ffn.py`` are plain PyTorch, ``layers.py`` has layers, and each library of ``libraries.py`` has an
-adapter ``with_*.py``. benchmarks/README.md describes what each library computes and how it is compared.
+``routing.py``, ``experts.py`` and ``ffn.py`` are plain PyTorch, ``layers.py`` has layers, and each library of
+``libraries.py`` has an adapter ``with_*.py``. benchmarks/README.md describes what each library computes and how it is
+compared.
 """
 
 from collections.abc import Callable
@@ -19,8 +20,9 @@ from benchmarks.peers.experts import (
 from benchmarks.peers.ffn import eager_ffn, expert_matmul_ffn, grouped_mm_ffn, rbm_ffn
 from benchmarks.peers.layers import SortedRbMLayer, SplitRbMLayer
 from benchmarks.peers.libraries import missing_libraries, usable
+from benchmarks.peers.routing import by_topk
 
-__all__ = ["SortedRbMLayer", "SplitRbMLayer", "ffn_peers", "missing_libraries", "peers", "sorted_addmm"]
+__all__ = ["SortedRbMLayer", "SplitRbMLayer", "by_topk", "ffn_peers", "missing_libraries", "peers", "sorted_addmm"]
 
 
 def peers(dtype: torch.dtype, *, compiled: bool = True) -> dict[str, Callable[..., Tensor]]:

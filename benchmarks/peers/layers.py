@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.peers.experts import gate_of_expert, sorted_addmm
+from benchmarks.peers.routing import by_topk
 from rbm.nn.reference import ReferenceRbMLayer
-from rbm_kernels.ops.cosine_topk import reference as routing
 
 
 class _SparseRbMLayer(ReferenceRbMLayer):
@@ -14,7 +14,7 @@ class _SparseRbMLayer(ReferenceRbMLayer):
 
     def forward(self, h: Tensor) -> Tensor:
         """Rows ``[B, in_features]`` to ``[B, out_features]``."""
-        gates, experts, _ = routing.cosine_topk(h, self.memory.detach(), self.top_k)
+        gates, experts, _ = by_topk(h, self.memory.detach(), self.top_k)
         gates = gates.detach()
         y = self._combine(h, gates, experts)
         if self.training:

@@ -4,6 +4,7 @@ Real libraries are used if they are installed, in Triton's interpreter if there 
 """
 
 import sys
+from unittest import mock
 
 import fake_libraries
 import pytest
@@ -224,5 +225,7 @@ def test_peer_layers_are_the_layer(peer, training):
     if peer is SortedRbMLayer:
         assert (layers[1].folded is None) == training, "what serves does not fold for each answer"
     x = clear_rows(60, layers[0].memory, 2)
-    torch.testing.assert_close(layers[1](x), layers[0](x), rtol=1e-4, atol=1e-5)
+    with mock.patch("rbm_kernels.ops.cosine_topk.reference.cosine_topk", side_effect=AssertionError("routes slowly")):
+        y = layers[1](x)
+    torch.testing.assert_close(y, layers[0](x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(layers[1].memory, layers[0].memory)
