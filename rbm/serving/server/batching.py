@@ -58,7 +58,7 @@ class Batcher:
             self._closed = True
             self._queue.clear()
             self._changed.notify()
-        self._worker.join(self.limits.grace)
+        self._worker.join(min(self.limits.grace, threading.TIMEOUT_MAX))
 
     async def answer(self, served: ServedStudent, rows: Tensor) -> np.ndarray:
         """Probabilities ``[B, C]`` of ``rows [B, in_channels]``.

@@ -67,6 +67,13 @@ def test_a_closed_queue_is_not_alive_though_its_last_forward_still_runs(served):
     assert sizes == [2], "what waits is dropped"
 
 
+def test_a_grace_beyond_what_a_thread_can_wait_is_no_error(served):
+    batcher = Batcher(Limits(grace=1e300), Metrics(), 1)
+    batcher.start()
+    batcher.close()
+    assert not batcher._worker.is_alive()
+
+
 def test_a_request_that_is_cancelled_costs_the_others_of_its_batch_nothing(served):
     batcher = Batcher(Limits(rows=4), Metrics(), 1)
     gate, sizes = hold_forwards(served)
