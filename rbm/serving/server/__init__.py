@@ -80,9 +80,9 @@ def serve(
         tell: receives a line when the server listens, and one for each reload.
 
     Raises:
-        FileNotFoundError, ValueError: no finished run, no student of ``method``, or limits that the system does not
-            allow.
-        OSError: the address is in use, or does not belong to this machine.
+        FileNotFoundError, ValueError: no finished run, no student of ``method``, limits that the system does not allow,
+            or a port beyond 65535.
+        OSError: the address is in use, is not a valid one, or does not belong to this machine.
         ModuleNotFoundError: Starlette or uvicorn is not installed.
     """
     for package in ("starlette", "uvicorn"):

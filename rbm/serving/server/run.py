@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import resource
@@ -14,9 +15,11 @@ from starlette.applications import Starlette
 
 from rbm.serving.server.app import Service
 from rbm.serving.server.connections import connection_class, watch
+from rbm.utils.arguments import check_at_least
 
 # Connections that the system queues until they are accepted; it may queue fewer (net.core.somaxconn).
 _BACKLOG = 1024
+_HIGHEST_PORT = 2**16 - 1
 # Open files in addition to connections: libraries, the socket, a run folder that is being read.
 _OTHER_FILES = 100
 
@@ -66,8 +69,11 @@ def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket.
 
     Raises:
-        OSError: the address is in use, or does not belong to this machine; the message names it.
+        OSError: the address is in use, is not a valid one, or does not belong to this machine; the message names it.
+        TypeError, ValueError: ``port`` is not a whole number from 0 to 65535.
     """
+    if check_at_least("port", port, 0) > _HIGHEST_PORT:  # the system would listen on its remainder
+        raise ValueError(f"port is {port}, expected at most {_HIGHEST_PORT}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
@@ -82,9 +88,11 @@ def listen(host: str, port: int) -> socket.socket:
             listener.close()
             raise
         return listener
-    except OSError as error:
-        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
-        raise OSError(f"host {host!r}, port {port}: cannot listen there ({reason}); name another by --port") from error
+    except (OSError, UnicodeError) as error:  # the latter for a host that is too long for a name
+        number = getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number > 0 else getattr(error, "strerror", error)
+        other = "--port" if number in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise OSError(f"host {host!r}, port {port}: cannot listen there ({reason}); name another by {other}") from error
 
 
 async def _serve_and_reload(

@@ -12,7 +12,7 @@ import torch
 import rbm
 from rbm.config import Config
 from rbm.datasets.encodings import transfer
-from rbm.serving.server import Limits, make_app
+from rbm.serving.server import Limits, make_app, serve
 from rbm.training.run_folder import RunFolder, SavedStudent, load_encodings, save_students
 
 pytest.importorskip("starlette")
@@ -276,12 +276,21 @@ def test_without_starlette_one_sentence(monkeypatch, run, command):
         (["--max-queue", "5"], "queue_rows is 5, expected at least the 4096 rows"),
         (["--max-connections", "100000000"], "connections: so many need 200000100 open files"),
         (["--host", "no such host"], "host 'no such host', port 8000: cannot listen there"),
+        (["--host", "no such host"], "name another by --host"),
+        (["--host", "a" * 80], "port 8000: cannot listen there"),
     ],
 )
 def test_bad_options_are_told(run, command, options, said):
     status, _, error = command("serve", run, *options)
     assert status == 2
     assert said in error
+
+
+@pytest.mark.parametrize("port", [70000, -1])
+def test_a_port_that_does_not_exist_is_told(run, port):
+    """The system would listen on 70000 - 65536 = 4464."""
+    with pytest.raises(ValueError, match=f"port is {port}, expected at"):
+        serve(run, port=port, tell=lambda line: pytest.fail(line))
 
 
 def test_threads_are_checked():
