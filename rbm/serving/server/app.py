@@ -162,7 +162,7 @@ async def predict(request: Request) -> Response:
 async def _read(request: Request, body: bytearray, service: Service) -> None:
     """Fill ``body``; it never exceeds its limit, whatever length the request declares."""
     limits, declared = service.limits, request.headers.get("content-length", "0")
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise RefusedError(415, "the body is compressed, expected JSON or .npy as it is")
     if not (declared.isascii() and declared.isdigit()):
         raise RefusedError(400, "Content-Length is not a number of bytes")

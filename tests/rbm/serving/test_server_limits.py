@@ -167,6 +167,7 @@ def test_a_client_that_asks_first_is_told_before_it_sends(client):
 def test_a_compressed_body_is_told(client):
     status, answer = client.fresh().ask(GOOD, **{"Content-Encoding": "gzip"})
     assert (status, "compressed" in answer["error"]) == (415, True)
+    assert client.fresh().ask(GOOD, **{"Content-Encoding": "Identity"})[0] == 200, "names of codings have no case"
 
 
 def test_slow_heads_bodies_and_idle_connections_are_cut(client):
