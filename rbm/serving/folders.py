@@ -24,6 +24,7 @@ from rbm.utils.progress import Progress
 from rbm.utils.tensor_files import fingerprint
 
 MANIFEST = "predictions.json"
+_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,13 @@ def predict_folder(
     predictor = Predictor(run, method, quantize)
     rows = {task: _rows(parquet, Path(task.features)) for task in tasks}
     about = {
-        "format": 1,
+        "format": 2,
         "student": fingerprint("student", [type(predictor.student).__name__], predictor.student.state_dict().values()),
-        "features": {Path(task.features).name: [rows[task], *_described(Path(task.features))] for task in tasks},
+        "features": {
+            Path(task.features).name: [rows[task], *_described(Path(task.features), _BLOCK_BYTES)] for task in tasks
+        },
         "tables": {
-            name: [str(Path(given).resolve()), *(Path(getattr(task, name)).stat().st_size for task in tasks)]
+            name: [[*_described(Path(getattr(task, name)))] for task in tasks]
             for name, given in (("nodes", nodes), ("neighbors", neighbors))
             if given is not None
         },
@@ -173,17 +176,18 @@ def _rows(parquet: Any, path: Path) -> int:
         raise ValueError(f"features file {path} cannot be read ({error}); restore it, or remove it") from error
 
 
-def _described(path: Path) -> tuple[int, int]:
-    """The size of a Parquet file, and a checksum of its footer, which has the extremes of each column.
+def _described(path: Path, last: int | None = None) -> tuple[int, int]:
+    """The size of a file, and a checksum of its content, or of its ``last`` bytes alone.
 
-    Random numbers of one count have one size, so the size alone would not tell that features were replaced.
+    The end of a Parquet file has the extremes of each column, and the last numbers of a column: the same rows in
+    another order have the same size and the same extremes.
     """
-    size = path.stat().st_size
+    size, checksum = path.stat().st_size, 0
     with open(path, "rb") as file:
-        file.seek(size - 8)
-        length = int.from_bytes(file.read(4), "little")
-        file.seek(size - 8 - length)
-        return size, zlib.crc32(file.read(length))
+        file.seek(0 if last is None else max(0, size - last))
+        while block := file.read(_BLOCK_BYTES):
+            checksum = zlib.crc32(block, checksum)
+    return size, checksum
 
 
 def _is_done(parquet: Any, path: Path, rows: int) -> bool:

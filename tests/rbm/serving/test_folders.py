@@ -174,6 +174,10 @@ def test_predictions_of_something_else_stay(run, features, tmp_path):
     assert (features / "part-0.parquet").stat().st_size == size
     with pytest.raises(FileExistsError, match="is of another call, which differs in features;"):
         predict_folder(run, features, out)
+    parquet.write_table(table.take(np.arange(len(table))[::-1]), features / "part-0.parquet")
+    assert (features / "part-0.parquet").stat().st_size == size
+    with pytest.raises(FileExistsError, match="is of another call, which differs in features;"):
+        predict_folder(run, features, out)
     parquet.write_table(table, features / "part-0.parquet")
     assert predict_folder(run, features, out) == sum(ROWS), "as it was"
     (features / "part-3.parquet").unlink()
@@ -196,6 +200,11 @@ def test_predictions_with_other_neighbors_stay(features, tmp_path):
     np.save(neighbors / "part-2.npy", np.array([[0, 1]]))
     with pytest.raises(FileExistsError, match="is of another call, which differs in tables;"):
         predict_folder(run, features, tmp_path / "out", neighbors=neighbors)
+    for _ in range(2):
+        predict_folder(run, features, tmp_path / "next", neighbors=neighbors)
+    np.save(neighbors / "part-2.npy", np.array([[0, 2]]))  # of the same size
+    with pytest.raises(FileExistsError, match="is of another call, which differs in tables;"):
+        predict_folder(run, features, tmp_path / "next", neighbors=neighbors)
 
 
 def test_a_call_that_was_killed_before_its_first_file_is_continued(run, features, tmp_path):
