@@ -119,8 +119,8 @@ class Neighbors:
     def check_rows(self, rows: int) -> None:
         """Raise ValueError if an edge names a row beyond the ``rows`` rows of features."""
         if self._place < self.count:
-            line = self._place if self._order is None else self._order[self._place]
-            self._check(self._open()[self._place : self._place + 1, 0], line, rows, "rows of features")
+            pair = self._place if self._order is None else self._order[self._place]
+            self._check(self._open()[self._place : self._place + 1, 0], pair, rows, "rows of features")
 
     def missing_message(self, rows: int) -> str | None:
         """A sentence on the rows without an edge in the file, or None."""
@@ -135,7 +135,8 @@ class Neighbors:
         if bad.size:
             expected = "0 or more" if count is None else f"0 to {count - 1}, one of the {count} {what}"
             raise ValueError(
-                f"neighbors file {self.path}: line {start + bad[0]} names {ids[bad[0]]}, expected {expected}"
+                f"neighbors file {self.path}: pair {start + bad[0]} (counted from 0) names {ids[bad[0]]}, expected"
+                f" {expected}"
             )
 
 
@@ -233,11 +234,11 @@ class Nodes:
         if bad.size:
             raise self._unknown(start + bad[0], nodes[bad[0]])
 
-    def _unknown(self, line: int, node: int) -> ValueError:
+    def _unknown(self, row: int, node: int) -> ValueError:
         new = "-1 for a new node with --neighbors" if self.neighbors is None else "-1 for a new node"
         return ValueError(
-            f"nodes file {self.path}: line {line} names {node}, expected 0 to {self._total - 1}, one of the"
-            f" {self._total} nodes of the training graph, or {new}"
+            f"nodes file {self.path}: row {row} (counted from 0) names {node}, expected 0 to {self._total - 1}, one of"
+            f" the {self._total} nodes of the training graph, or {new}"
         )
 
 

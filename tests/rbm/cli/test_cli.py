@@ -129,8 +129,8 @@ def test_predict(rbm, run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("0,1\n7,1\n", "line 1 names 7, expected 0 to 6, one of the 7 rows of features"),
-        ("0,1797\n", "line 0 names 1797, expected 0 to 1796, one of the 1797 nodes of the training graph"),
+        ("0,1\n7,1\n", r"pair 1 \(counted from 0\) names 7, expected 0 to 6, one of the 7 rows of features"),
+        ("0,1797\n", r"pair 0 \(counted from 0\) names 1797, expected 0 to 1796, one of the 1797 nodes"),
         ("3,1,2\n", r"shape \[1, 3\], expected whole numbers \[M, 2\]"),
         ("0,1\na,b\n", "cannot be read"),
     ],

@@ -88,7 +88,7 @@ def test_new_nodes_among_known_ones(run, known, tmp_path, command):
     expected[3], expected[11], expected[17] = known[4:6].mean(0), 0.0, known[0]
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), answers(run, x, expected), atol=1e-6)
     status, _, err = command(*predict)
-    assert (status, "line 3 names -1, expected 0 to 29, one of the 30 nodes" in err) == (2, True)
+    assert (status, "row 3 (counted from 0) names -1, expected 0 to 29, one of the 30 nodes" in err) == (2, True)
     assert "or -1 for a new node with --neighbors" in err
 
 
@@ -122,8 +122,8 @@ def test_plain_features_without_either_ask_for_them(run, tmp_path):
 BAD = {
     "too few": (np.arange(ROWS - 2), "holds 21 numbers, and there are 23 rows of features; write one for each row"),
     "too many": (np.arange(ROWS + 1), "holds 24 numbers, and there are 23 rows"),
-    "beyond": (np.full(ROWS, NODES), "line 0 names 30, expected 0 to 29"),
-    "late": (np.append(np.arange(ROWS - 1), NODES), "line 22 names 30, expected 0 to 29"),
+    "beyond": (np.full(ROWS, NODES), r"row 0 \(counted from 0\) names 30, expected 0 to 29"),
+    "late": (np.append(np.arange(ROWS - 1), NODES), r"row 22 \(counted from 0\) names 30, expected 0 to 29"),
     "pairs": (np.zeros((ROWS, 2), np.int64), r"holds int64 of shape \[23, 2\], expected whole numbers \[B\]"),
     "fractions": (np.zeros(ROWS), "holds float64"),
 }
@@ -148,7 +148,7 @@ def test_too_few_nodes_for_rows_that_only_reading_counts(run, tmp_path):
 def test_a_neighbor_of_a_row_that_reading_does_not_find(run, tmp_path):
     save(tmp_path, ending="csv", nodes=np.full(ROWS, -1), edges=np.array([[0, 1], [ROWS, 5]]))
     files = {"nodes": tmp_path / "nodes.csv", "neighbors": tmp_path / "edges.csv"}
-    with pytest.raises(ValueError, match=rf"line 1 names {ROWS}, expected 0 to {ROWS - 1}, one of the {ROWS} rows"):
+    with pytest.raises(ValueError, match=rf"pair 1 \(counted from 0\) names {ROWS}, expected 0 to {ROWS - 1}, one of"):
         predict_file(run, tmp_path / "x.csv", tmp_path / "out.npy", **files)
     assert not (tmp_path / "out.npy").exists()
 
@@ -169,7 +169,7 @@ def test_unsigned_rows_in_any_order(run, tmp_path):
 def test_only_minus_one_is_a_new_node(run, tmp_path, nodes):
     save(tmp_path, nodes=nodes, edges=np.array([[0, 1]]))
     files = {"nodes": tmp_path / "nodes.npy", "neighbors": tmp_path / "edges.npy"}
-    with pytest.raises(ValueError, match=rf"line 0 names {nodes[0]}, expected 0 to 29, .*, or -1 for a new node$"):
+    with pytest.raises(ValueError, match=rf"row 0 .* names {nodes[0]}, expected 0 to 29, .*, or -1 for a new node$"):
         predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy", **files)
 
 
