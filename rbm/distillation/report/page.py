@@ -17,13 +17,14 @@ def headline(run: RunData) -> str:
         f" (95 % interval {low:.1f} to {high:.1f})"
     )
     if TEACHER in run.accuracy:
-        gain = middle - run.accuracy[TEACHER][0]
-        text += f", {abs(gain):.1f} points {'more' if gain >= 0 else 'less'} than its teacher"
+        points = round(middle - run.accuracy[TEACHER][0], 1)
+        text += f", {abs(points)} points {'more' if points > 0 else 'less'} than" if points else ", as many as"
+        text += " its teacher"
     ours, theirs = run.milliseconds(run.kept), run.milliseconds(TEACHER)
     if ours and theirs:
         ratio = theirs / ours
-        share_of_time = f"1/{ratio:,.0f}" if ratio >= 1.5 else f"{1 / ratio:.2g}"
-        text += f", and needs {share_of_time} of the teacher's time for one node"
+        share_of_time = f"1/{ratio:,.0f} of" if ratio >= 1.5 else f"{1 / ratio:.1f} times"
+        text += f", and needs {share_of_time} the teacher's time for one node"
     return f"{text}."
 
 
@@ -73,7 +74,7 @@ def _accuracy(run: RunData) -> Section:
         if names := [title_of(name) for name, comparison in compared.items() if holds(comparison)]:
             caption += f" On the same nodes, {title_of(run.kept)} is {relation} {listed(names)} by more than chance."
     if names := [title_of(name) for name, comparison in compared.items() if comparison.is_chance]:
-        caption += f" Its difference from {listed(names)} may be chance."
+        caption += f" The difference of {title_of(run.kept)} from {listed(names)} may be chance."
     chart = charts.accuracy_chart(run.accuracy, run.styles, f"{run.nodes:,} test nodes", f"{run.key}-accuracy")
     return Section(
         "accuracy", "Accuracy", [Chart("Accuracy by model, with 95 % intervals", chart, caption)], [tables.models(run)]

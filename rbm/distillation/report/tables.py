@@ -130,17 +130,22 @@ def groups_sentence(run: RunData, groups: dict[str, Any], part: str) -> str:
         return f"Nearly all nodes are in one group of {part}, so there is nothing to compare."
     unit = (lambda name: f"{name} neighbours") if part == "degree" else (lambda name: f"{name} % homophily")
     worst, best = min(rates, key=rates.get), max(rates, key=rates.get)
-    sentence = (
-        f"{title_of(run.kept)} is best at {unit(best)} ({percent(rates[best])} correct) and worst at {unit(worst)}"
-        f" ({percent(rates[worst])}), among groups with {_LEAST} nodes or more."
-    )
+    among = f"among groups with {_LEAST} nodes or more"
+    sentence = f"{title_of(run.kept)} is equally good everywhere ({percent(rates[best])} correct), {among}."
+    if best != worst:
+        sentence = (
+            f"{title_of(run.kept)} is best at {unit(best)} ({percent(rates[best])} correct) and worst at {unit(worst)}"
+            f" ({percent(rates[worst])}), {among}."
+        )
     if TEACHER in right:
         places = [i for i, name in enumerate(groups["names"]) if name in rates]
         gaps = {i: 100 * (right[run.kept][i] - right[TEACHER][i]) / groups["nodes"][i] for i in places}
         widest = max(gaps, key=lambda i: abs(gaps[i]))
-        side = "ahead of" if gaps[widest] >= 0 else "behind"
+        side = "ahead of" if gaps[widest] > 0 else "behind"
         sentence += (
             f" It is farthest {side} its teacher at {unit(groups['names'][widest])}, by {abs(gaps[widest]):.1f} points."
+            if gaps[widest]
+            else " Its teacher is as good as it in each of them."
         )
     if groups["left_out"]:
         sentence += f" {groups['left_out']:,} nodes without a labelled neighbour are not shown."

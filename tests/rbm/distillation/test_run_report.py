@@ -14,7 +14,7 @@ from browser import browser, programs
 
 import rbm
 from rbm.config import Config
-from rbm.distillation.report import charts, svg, tables
+from rbm.distillation.report import charts, page, svg, tables
 from rbm.distillation.report import observe as observing
 from rbm.distillation.report.finished import read_distillation
 from rbm.distillation.report.pictures import write_representation
@@ -153,6 +153,24 @@ def test_the_page_stands_alone(made):
     assert [row[0][0] for row in phases][-1] == "total", "the report's own time is a part of it"
     listed = json.loads((folder / "run.json").read_text())["files"]
     assert {"report.html", "report.json", "graph.safetensors", "training.png"} <= set(listed)
+
+
+def test_sentences_on_models_that_are_alike_or_slow(made):
+    run = RunData(made[1])
+    run.accuracy["rbm"] = run.accuracy["teacher"]
+    run.timings["rbm"]["one_node_ms"], run.timings["teacher"]["one_node_ms"] = 50.0, 0.25
+    said = page.headline(run)
+    assert said.endswith(", as many as its teacher, and needs 200.0 times the teacher's time for one node.")
+    run.figures["behind_kept"] = {"mlp": {"difference": 0.0, "low": -0.1, "high": 0.1, "p": 1.0, "nodes": 120}}
+    run.accuracy["teacher"] = (100.0, 99.0, 100.0)
+    caption = page.sections(run)[0].charts[0].caption
+    assert caption.startswith("Teacher has the highest accuracy, 100.0 %.")
+    assert caption.endswith(" The difference of RbM student from MLP student may be chance.")
+    groups = {"names": ["1", "2"], "nodes": [50, 70], "left_out": 0, "right": {"rbm": [50, 70], "teacher": [50, 70]}}
+    assert tables.groups_sentence(run, groups, "degree") == (
+        "RbM student is equally good everywhere (100.0 % correct), among groups with 10 nodes or more. Its teacher is"
+        " as good as it in each of them."
+    )
 
 
 def test_no_axis_beyond_100_per_cent_and_no_tick_rounded():
