@@ -44,7 +44,8 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
     order = [name for name, _ in sorted(everywhere.items(), key=lambda pair: -pair[1].accuracy[pair[1].kept][0])]
     kept = {name: run.accuracy[run.kept] for name, run in everywhere.items()}
     styles = {
-        name: (f"{name}: {title_of(run.kept)}", SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)])
+        # The name is not first: Matplotlib leaves labels that begin with an underscore out of legends.
+        name: (f"{title_of(run.kept)} of {name}", SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)])
         for i, (name, run) in enumerate(everywhere.items())
     }
     nodes = {run.nodes for run in runs}

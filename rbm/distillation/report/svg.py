@@ -12,6 +12,7 @@ from html import escape
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 INK, MUTED, GRID, CARD = "#010101", "#020202", "#030303", "#040404"
@@ -97,6 +98,8 @@ def as_svg(figure: Figure, name: str, label: str) -> str:
         name: name of the picture and prefix of its ids, which must be unique on a page.
         label: description for screen readers.
     """
+    for artist in figure.findobj(Text):
+        artist.set_parse_math(False)  # names of runs and of methods may have dollar signs
     for axes in figure.axes:
         for artist in (*axes.collections, *axes.lines, *axes.patches, *axes.texts):
             artist.set_in_layout(False)  # they are inside the axes, and measuring them takes half the time

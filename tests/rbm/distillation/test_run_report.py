@@ -14,7 +14,7 @@ from browser import browser, programs
 
 import rbm
 from rbm.config import Config
-from rbm.distillation.report import charts, page, svg, tables
+from rbm.distillation.report import charts, compare, page, svg, tables
 from rbm.distillation.report import observe as observing
 from rbm.distillation.report.finished import read_distillation
 from rbm.distillation.report.pictures import write_representation
@@ -171,6 +171,13 @@ def test_sentences_on_models_that_are_alike_or_slow(made):
         "RbM student is equally good everywhere (100.0 % correct), among groups with 10 nodes or more. Its teacher is"
         " as good as it in each of them."
     )
+
+
+def test_runs_of_any_name_are_compared(made):
+    runs = [RunData(made[1]), RunData(made[1])]
+    runs[0].folder, runs[1].folder = Path("_first"), Path("second$^$")
+    over_time = compare.sections(runs)[0].charts[1].svg
+    assert all(f">RbM student of {name}</text>" in over_time for name in ("_first", "second$^$"))
 
 
 def test_no_axis_beyond_100_per_cent_and_no_tick_rounded():
