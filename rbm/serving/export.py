@@ -89,8 +89,8 @@ def export_student(
 
     Raises:
         ValueError: an unknown format, a path with another ending than the format's, no path for a student without a run
-            folder, a student that ``quantize`` does not support, or a file whose outputs differ from the student's
-            (which is deleted).
+            folder, a student that ``quantize`` does not support, a mixture in half precision, or a file whose outputs
+            differ from the student's (which is deleted).
         ModuleNotFoundError: the format needs a package that is not installed.
         FileNotFoundError: no finished run, or the folder of ``path`` does not exist.
     """
@@ -141,7 +141,8 @@ def export(
 
     Raises:
         ValueError: an unknown format, a path with another ending than the format's, an example that is not tensors of
-            one batch, or a file whose outputs differ from the model's (which is deleted).
+            one batch, a layer of this package in half precision, or a file whose outputs differ from the model's (which
+            is deleted).
         ModuleNotFoundError: the format needs a package that is not installed.
         FileNotFoundError: the folder of ``path`` does not exist.
     """
@@ -213,7 +214,7 @@ def _check_example(example: tuple[Any, ...]) -> None:
         if not isinstance(argument, Tensor):
             raise ValueError(f"example holds a {type(argument).__name__}, expected tensors, the arguments of the model")
     shapes = [list(argument.shape) for argument in example]
-    if not shapes or not all(shape and shape[0] > 0 and shape[0] == shapes[0][:1][0] for shape in shapes):
+    if not shapes or not all(shape and shape[0] > 0 and shape[0] == shapes[0][0] for shape in shapes):
         raise ValueError(f"example has tensors of shapes {shapes}, expected one batch of at least one row in all")
 
 

@@ -15,6 +15,7 @@ from rbm.nn.feed_forward import ACTIVATIONS, RbMFeedForward
 from rbm.nn.folded_weights import fold
 from rbm.nn.int8 import Int8Layer
 from rbm.nn.moe import MoELayer
+from rbm.nn.parameters import dtype_of
 from rbm.nn.rbm_layer import FusedRbMLayer
 from rbm_kernels.ops.cosine_topk.reference import unit
 from rbm_kernels.ops.fold_experts.reference import input_scale
@@ -26,6 +27,9 @@ def plain(model: nn.Module) -> nn.Module:
 
     Its inputs and outputs are those of the model, dense and in the model's dtypes: for a student, rows
     ``[B, in_channels]`` and logits ``[B, C]``. A layer that is shared in the model is shared in the copy.
+
+    Raises:
+        ValueError: a mixture layer is in half precision.
     """
     module = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
     replacements: dict[nn.Module, nn.Module] = {}
@@ -168,5 +172,16 @@ _REPLACEMENTS = {
 
 
 def _kind(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
-    """The class that replaces a layer; None if the layer already consists of standard operators."""
-    return next((replacement for kind, replacement in _REPLACEMENTS.items() if isinstance(module, kind)), None)
+    """The class that replaces a layer; None if the layer already consists of standard operators.
+
+    Raises:
+        ValueError: the layer is in half precision, which the operators do not accumulate in: rounded otherwise, cosines
+            that are nearly equal would route rows to other experts.
+    """
+    found = next((replacement for kind, replacement in _REPLACEMENTS.items() if isinstance(module, kind)), None)
+    if found is not None and (dtype := dtype_of(module)) not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"model has a {type(module).__name__} in {dtype}, expected float32 or float64: standard operators round"
+            " half precision otherwise, which moves rows to other experts; export a copy in float32 (model.float())"
+        )
+    return found

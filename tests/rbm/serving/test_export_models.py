@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rbm
-from rbm.serving.export import FORMATS, export
+from rbm.serving.export import FORMATS, export, export_student
 from rbm.serving.standard_ops import plain
 from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
 
@@ -150,6 +150,17 @@ def test_mistakes_are_told_before_any_work(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         export(model, example(), "torch-export", tmp_path / "nowhere" / "model.pt2")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_mixtures_in_half_precision_are_refused(tmp_path, dtype):
+    """Rounded otherwise, some rows would go to other experts."""
+    student = rbm.RbMStudent(6, 8, 3).to(dtype)
+    with pytest.raises(ValueError, match=rf"has a \w+ in {dtype}, expected float32 or float64: .*\(model.float\(\)\)"):
+        export_student(student, path=tmp_path / "student.pt2")
+    with pytest.raises(ValueError, match="expected float32 or float64"):
+        export(torch.nn.Sequential(student), torch.zeros(2, 6, dtype=dtype), "torch-export", tmp_path / "model.pt2")
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_model_that_returns_something_else(tmp_path):
