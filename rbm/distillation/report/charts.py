@@ -252,7 +252,8 @@ def space_chart(space: dict[str, Any], by: str, name: str) -> str:
         # Experts start with dots and classes with squares, so that shapes differ as well as colours.
         marker = MARKERS[(place // len(palette) + (0 if by == "expert" else 1)) % len(MARKERS)]
         color = palette[place % len(palette)]
-        axes.scatter(*own.T, 22, color=color, marker=marker, edgecolors=CARD, linewidths=0.4, label=str(group))
+        label = str(group) if group >= 0 else "no label"
+        axes.scatter(*own.T, 22, color=color, marker=marker, edgecolors=CARD, linewidths=0.4, label=label)
     if by == "expert":
         for number, mark in enumerate(space["memories"]):
             axes.plot(*mark, "*", color=INK, markersize=11, markeredgecolor=CARD, markeredgewidth=0.6)

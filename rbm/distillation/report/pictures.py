@@ -270,7 +270,7 @@ def _scatter_groups(axes: Axes, points: np.ndarray, values: np.ndarray, *, is_ex
             marker=figures.MARKERS[turn % marks],
             linewidths=0.3,
             edgecolors="white",
-            label=str(group),
+            label=str(group) if group >= 0 else "no label",
         )
     axes.legend(
         title="expert" if is_expert else "class",

@@ -14,7 +14,7 @@ from browser import browser, programs
 
 import rbm
 from rbm.config import Config
-from rbm.distillation.report import charts, compare, page, svg, tables
+from rbm.distillation.report import charts, compare, page, pictures, svg, tables
 from rbm.distillation.report import observe as observing
 from rbm.distillation.report.finished import read_distillation
 from rbm.distillation.report.pictures import write_representation
@@ -178,6 +178,17 @@ def test_runs_of_any_name_are_compared(made):
     runs[0].folder, runs[1].folder = Path("_first"), Path("second$^$")
     over_time = compare.sections(runs)[0].charts[1].svg
     assert all(f">RbM student of {name}</text>" in over_time for name in ("_first", "second$^$"))
+
+
+def test_unlabelled_nodes_are_no_class(tmp_path, monkeypatch):
+    space = {"points": [[0.0, 0.1, 0, 1], [0.2, 0.3, 1, -1]], "memories": [], "explained": [0.6, 0.4]}
+    text = charts.space_chart(space, "class", "space")
+    assert ">no label</text>" in text
+    assert ">-1</text>" not in text
+    drawn = []
+    monkeypatch.setattr(pictures.figures, "save", lambda figure, _: drawn.append(figure))
+    pictures.plot_router_inputs(torch.rand(8, 3), torch.arange(8) % 2, torch.arange(8) % 3 - 1, tmp_path / "map.png")
+    assert [text.get_text() for text in drawn[0].axes[1].get_legend().get_texts()] == ["no label", "0", "1"]
 
 
 def test_no_axis_beyond_100_per_cent_and_no_tick_rounded():
