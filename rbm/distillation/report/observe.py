@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.report.experts import observe_experts
+from rbm.distillation.report.run_data import FORMAT, TEACHER
 from rbm.distillation.result import Distillation
 from rbm.distillation.verdict import compare
 from rbm.nn.evaluation import evaluating
@@ -22,13 +23,11 @@ from rbm.nn.sparse_rows import Rows
 from rbm.utils.chunks import drawn_rows
 from rbm.utils.environment import package_version, today
 
-FORMAT = 1
 MOST_NODES = 2**17  # maximum number of test nodes; of more, a random sample is used
 MOST_DISAGREEMENTS = 300  # maximum number of listed disagreements
 BINS = 10  # bins of the reliability curve
 PACKAGES = ("rbm-kernels", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "matplotlib")
 _CHUNK_ROWS = 2**15
-_TEACHER = "teacher"
 
 
 @torch.no_grad()
@@ -46,7 +45,7 @@ def observe(result: Distillation) -> dict[str, Any]:
     split, seed = result.split, result.config.seed
     nodes, total = _test_nodes(split, seed)
     labels = split.graph.y[nodes.to(split.graph.y.device)].cpu().numpy()
-    answers = {} if result.teacher_logits is None else {_TEACHER: _answers(result.teacher_logits[nodes].float())}
+    answers = {} if result.teacher_logits is None else {TEACHER: _answers(result.teacher_logits[nodes].float())}
     classes = int(labels.max()) + 1
     for method, student in result.students.items():
         answers[method] = _answers(_logits(student, result.student_inputs(method), nodes))
@@ -189,9 +188,9 @@ def _disagreements(
     homophily: np.ndarray,
 ) -> dict[str, Any] | None:
     """Nodes on which the kept student and the teacher disagree, the most confident student predictions first."""
-    if _TEACHER not in answers:
+    if TEACHER not in answers:
         return None
-    theirs, ours = answers[_TEACHER].argmax(1), answers[kept].argmax(1)
+    theirs, ours = answers[TEACHER].argmax(1), answers[kept].argmax(1)
     their_right, our_right = theirs == labels, ours == labels
     differing = np.flatnonzero(theirs != ours)
     confidence = answers[kept].max(1)
@@ -205,7 +204,7 @@ def _disagreements(
         "columns": ["node", "class", "teacher", "teacher_sure", "student", "student_sure", "degree", "homophily"],
         "rows": [
             [
-                *(int(nodes[i]), int(labels[i]), int(theirs[i]), round(float(answers[_TEACHER][i].max()), 4)),
+                *(int(nodes[i]), int(labels[i]), int(theirs[i]), round(float(answers[TEACHER][i].max()), 4)),
                 *(int(ours[i]), round(float(confidence[i]), 4), int(degrees[i])),
                 None if np.isnan(homophily[i]) else round(float(homophily[i]), 4),
             ]

@@ -10,6 +10,7 @@ from rbm.training.run_folder import read_metrics
 from rbm.utils.files import read_json
 
 OBSERVED = "report.json"
+FORMAT = 1  # of this file
 TEACHER = "teacher"
 
 
@@ -24,12 +25,17 @@ class RunData:
         accuracy: model -> test accuracy and its 95 % interval, in per cent.
 
     Raises:
-        FileNotFoundError, ValueError: a file is missing or damaged.
+        FileNotFoundError, ValueError: a file is missing or damaged, or of another version.
     """
 
     def __init__(self, folder: Path, key: str = "run") -> None:
         self.folder, self.key = Path(folder), key
         self.figures = read_json(self.folder / OBSERVED)
+        if (found := self.figures.get("format")) != FORMAT:
+            raise ValueError(
+                f"{self.folder / OBSERVED} has format {found}, expected {FORMAT}: another version wrote it, or it is"
+                " damaged; remove it, and rbm report writes it anew"
+            )
         self.summary, self.timings = read_json(self.folder / "summary.json"), read_json(self.folder / "timings.json")
         self.config = Config.from_yaml(self.folder / "config.yaml")
         self.records = read_metrics(self.folder)

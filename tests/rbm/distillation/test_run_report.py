@@ -180,6 +180,12 @@ def test_runs_of_any_name_are_compared(made):
     assert all(f">RbM student of {name}</text>" in over_time for name in ("_first", "second$^$"))
 
 
+def test_figures_of_another_version_are_refused(made, tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps({**seen_of(made[1]), "format": 2}))
+    with pytest.raises(ValueError, match=r"report.json has format 2, expected 1: .* remove it, and rbm report writes"):
+        RunData(tmp_path)
+
+
 def test_unlabelled_nodes_are_no_class(tmp_path, monkeypatch):
     space = {"points": [[0.0, 0.1, 0, 1], [0.2, 0.3, 1, -1]], "memories": [], "explained": [0.6, 0.4]}
     text = charts.space_chart(space, "class", "space")
