@@ -3,7 +3,7 @@
 Accuracies are in per cent. The charts label their axes; the sentences next to them are in page.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from scipy.stats import binomtest
 
+from rbm.distillation.registry import title_of
 from rbm.distillation.report.svg import (
     BAD,
     CARD,
@@ -43,12 +44,12 @@ def interval(right: int, nodes: int) -> tuple[float, float]:
     return 100 * found.low, 100 * found.high
 
 
-def styles_of(models: Sequence[str], kept: str, titles: Callable[[str], str]) -> dict[str, tuple[str, str, str]]:
+def styles_of(models: Sequence[str], kept: str) -> dict[str, tuple[str, str, str]]:
     """Title, colour and marker of each model, the same in all charts."""
     others = iter(SERIES[2:] * len(models))
     marks = iter(MARKERS[2:] * len(models))
     first = {kept: (SERIES[0], "o"), "teacher": (SERIES[1], "s")}
-    return {name: (titles(name), *(first.get(name) or (next(others), next(marks)))) for name in models}
+    return {name: (title_of(name), *(first.get(name) or (next(others), next(marks)))) for name in models}
 
 
 def accuracy_chart(figures: Mapping[str, tuple[float, float, float]], styles: Styles, nodes: str, name: str) -> str:

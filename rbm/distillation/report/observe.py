@@ -5,6 +5,7 @@ come from validation nodes (:mod:`rbm.distillation.verdict`).
 """
 
 import platform
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,10 @@ def observe(result: Distillation) -> dict[str, Any]:
     nodes, total = _test_nodes(split, seed)
     labels = split.graph.y[nodes.to(split.graph.y.device)].cpu().numpy()
     answers = {} if result.teacher_logits is None else {TEACHER: _answers(result.teacher_logits[nodes].float())}
-    classes = int(labels.max()) + 1
     for method, student in result.students.items():
         answers[method] = _answers(_logits(student, result.student_inputs(method), nodes))
-    classes = max([classes, *(probabilities.shape[1] for probabilities in answers.values())])
+    right = {name: probabilities.argmax(1) == labels for name, probabilities in answers.items()}
+    classes = max([int(labels.max()) + 1, *(probabilities.shape[1] for probabilities in answers.values())])
     degrees, homophily = _neighborhoods(split, nodes)
     return {
         "format": FORMAT,
@@ -60,9 +61,9 @@ def observe(result: Distillation) -> dict[str, Any]:
         "classes": classes,
         "support": np.bincount(labels, minlength=classes).tolist(),
         "models": {name: figures(probabilities, labels, classes) for name, probabilities in answers.items()},
-        "behind_kept": _behind(answers, result.method, labels),
-        "degree": _groups(_degree_group(degrees), _degree_name, answers, labels),
-        "homophily": _groups(_homophily_group(homophily), _homophily_name, answers, labels),
+        "behind_kept": _behind(right, result.method),
+        "degree": _groups(_degree_group(degrees), _degree_name, right),
+        "homophily": _groups(_homophily_group(homophily), _homophily_name, right),
         "disagreements": _disagreements(answers, result.method, labels, nodes.numpy(), degrees, homophily),
         "experts": observe_experts(result, seed),
         "made": _made(split),
@@ -161,14 +162,13 @@ def _homophily_name(group: int) -> str:
     return "100" if group == 5 else f"{20 * group} to {20 * group + 20}"
 
 
-def _behind(answers: dict[str, np.ndarray], kept: str, labels: np.ndarray) -> dict[str, dict[str, float]]:
-    right = {name: torch.from_numpy(probabilities.argmax(1) == labels) for name, probabilities in answers.items()}
-    return {name: compare(right[kept], correct)._asdict() for name, correct in right.items() if name != kept}
+def _behind(right: dict[str, np.ndarray], kept: str) -> dict[str, dict[str, float]]:
+    ours = torch.from_numpy(right[kept])
+    return {name: compare(ours, torch.from_numpy(theirs))._asdict() for name, theirs in right.items() if name != kept}
 
 
-def _groups(group: np.ndarray, name: Any, answers: dict[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
+def _groups(group: np.ndarray, name: Callable[[int], str], right: dict[str, np.ndarray]) -> dict[str, Any]:
     present = [int(number) for number in np.unique(group) if number >= 0]
-    right = {model: probabilities.argmax(1) == labels for model, probabilities in answers.items()}
     return {
         "names": [name(number) for number in present],
         "nodes": [int((group == number).sum()) for number in present],

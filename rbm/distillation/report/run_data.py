@@ -4,7 +4,6 @@ from pathlib import Path
 
 from rbm.config import Config
 from rbm.datasets.registry import short_name
-from rbm.distillation.registry import title_of
 from rbm.distillation.report.charts import interval, styles_of
 from rbm.training.run_folder import read_metrics
 from rbm.utils.files import read_json
@@ -43,7 +42,7 @@ class RunData:
         self.latency = read_json(measured) if measured.is_file() else None
         self.kept, self.nodes = self.figures["kept"], self.figures["of"]
         self.models = [name for name in self.summary if name in (*self.figures["models"], TEACHER)]
-        self.styles = styles_of(self.models, self.kept, title_of)
+        self.styles = styles_of(self.models, self.kept)
         self.accuracy = {}
         for name in self.models:
             middle = self.summary[name]["test_accuracy"]
