@@ -88,9 +88,9 @@ def test_a_neighbor_of_a_row_that_is_not_there(tmp_path, x, features, order):
     run = save_run(tmp_path / "run", F, encodings=torch.randn(NODES, D))
     SAVE[{"npy": "float32.npy", "csv": "plain.csv"}[features]](tmp_path / f"x.{features}", x)
     np.save(tmp_path / "n.npy", np.array([*([row, 1] for row in range(9)), [ROWS, 5]])[::order])
-    line = {1: 9, -1: 0}[order]
+    pair = {1: 9, -1: 0}[order]
     with pytest.raises(
-        ValueError, match=rf"line {line} names {ROWS}, expected 0 to {ROWS - 1}, one of the {ROWS} rows"
+        ValueError, match=rf"pair {pair} .* names {ROWS}, expected 0 to {ROWS - 1}, one of the {ROWS} rows"
     ):
         predict_file(run, tmp_path / f"x.{features}", tmp_path / "out.csv", neighbors=tmp_path / "n.npy")
     assert not list(tmp_path.glob("out*"))
