@@ -44,6 +44,9 @@ def write_predictions(out: Path, fill: Callable[[Add], None], names: Names | Non
     """Write a file under a temporary name, and rename it when ``fill`` has added all rows.
 
     Temporary files of the same name that killed processes left are removed first: each may be as large as ``out``.
+
+    Raises:
+        ValueError: probabilities are not finite; ``out`` is not changed.
     """
     remove_abandoned(out)
     with ExitStack() as until_renamed:
@@ -51,7 +54,16 @@ def write_predictions(out: Path, fill: Callable[[Add], None], names: Names | Non
         def write(partial: Path) -> None:
             until_renamed.enter_context(locked_partial(partial))
             with _WRITE[out.suffix](partial, names) as add:
-                fill(add)
+
+                def add_finite(first: int, probabilities: np.ndarray) -> None:
+                    if (bad := np.flatnonzero(~np.isfinite(probabilities).all(axis=1))).size:
+                        raise ValueError(
+                            f"predictions file {out}: the features of row {first + bad[0]} (counted from 0) are so"
+                            " large that the student's answer is not finite; scale them as in training"
+                        )
+                    add(first, probabilities)
+
+                fill(add_finite)
 
         write_atomically(out, write)
 

@@ -45,6 +45,15 @@ def test_every_format_of_predictions_says_the_same(run, x, tmp_path):
     np.testing.assert_array_equal(columns["probability"], probabilities.max(1))
 
 
+def test_numbers_too_large_for_the_student(run, x, tmp_path):
+    """Float32 can hold them, but not the student's sums."""
+    x[7] = 3e38
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(ValueError, match=r"out.csv: the features of row 7 \(counted from 0\) are so large"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "out.csv")
+    assert not list(tmp_path.glob("*out*"))
+
+
 @pytest.mark.parametrize("ending", ["npy", "csv", "parquet"])
 def test_no_rows(run, tmp_path, ending):
     if ending == "parquet":
