@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from rbm.config import flat
 from rbm.distillation.registry import title_of
@@ -16,7 +17,7 @@ def names(runs: Sequence[RunData]) -> list[str]:
     """Names of the runs: their folders, with as much of the path as is needed to distinguish them."""
     paths = [run.folder.resolve() for run in runs]
     for parts in range(1, max(len(path.parts) for path in paths)):
-        found = ["/".join(path.parts[-parts:]) for path in paths]
+        found = [str(Path(*path.parts[-parts:])) for path in paths]
         if len(set(found)) == len(found):
             return found
     return [str(path) for path in paths]

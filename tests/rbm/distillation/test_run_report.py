@@ -178,6 +178,8 @@ def test_runs_of_any_name_are_compared(made):
     runs[0].folder, runs[1].folder = Path("_first"), Path("second$^$")
     over_time = compare.sections(runs)[0].charts[1].svg
     assert all(f">RbM student of {name}</text>" in over_time for name in ("_first", "second$^$"))
+    runs[0].folder, runs[1].folder = Path("/tmp/runs/first"), Path("/home/tmp/runs/first")
+    assert compare.names(runs) == ["/tmp/runs/first", "home/tmp/runs/first"]
 
 
 def test_figures_of_another_version_are_refused(made, tmp_path):
