@@ -1,6 +1,5 @@
 """Find the folders of raw files, and download missing files."""
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -66,8 +65,9 @@ def _download(info: DatasetInfo, root: Path) -> None:
             dataset(str(root / info.pyg_class), info.pyg_name, force_reload=True)
         if missing := _missing(info, folder):
             raise OSError(f"{folder} still lacks {', '.join(missing)}")
-    # Some PyG classes process the download with a package that may not be installed; only the raw files are needed.
-    except (OSError, ImportError) as error:
+    # An archive cut short is no zip file, and PyG processes what it fetched, with packages that may not be installed;
+    # only the raw files are needed, and their reader tells what is wrong with them.
+    except Exception as error:
         if not _missing(info, folder):
             return
         raise RuntimeError(
@@ -78,11 +78,11 @@ def _download(info: DatasetInfo, root: Path) -> None:
 
 def _download_archive(url: str, folder: Path) -> None:
     """Download an archive that contains one folder and unpack it as ``folder``; a failure leaves nothing there."""
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists but lacks files; move it away first")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         archive = torch_geometric.data.download_url(url, scratch, log=False)
         torch_geometric.data.extract_zip(archive, str(Path(scratch) / "unpacked"), log=False)
         (unpacked,) = (path for path in (Path(scratch) / "unpacked").iterdir() if path.is_dir())
-        if folder.exists():
-            raise FileExistsError(f"{folder} exists but lacks files; move it away first")
-        shutil.move(unpacked, folder)
+        unpacked.rename(folder)

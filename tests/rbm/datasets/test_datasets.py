@@ -315,6 +315,17 @@ def test_download_only_when_asked(tmp_path, monkeypatch):
     assert calls == [str(tmp_path / "Amazon/Photo/raw")]
 
 
+def test_a_download_that_pyg_cannot_process(tmp_path, monkeypatch):
+    """The reader of the raw files says which of them is wrong."""
+
+    def download(dataset):
+        Path(dataset.raw_paths[0]).write_bytes(b"<html>busy</html>")
+
+    monkeypatch.setattr(torch_geometric.datasets.Amazon, "download", download)
+    with pytest.raises(ValueError, match=r"photo.npz is not a graph .*Fetch the original file again"):
+        load_dataset("photo", tmp_path, download=True)
+
+
 def test_failed_download(tmp_path, monkeypatch):
     def download(dataset):
         raise OSError("no route to host")

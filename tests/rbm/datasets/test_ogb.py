@@ -184,15 +184,35 @@ def test_download_unpacks_the_archive(tmp_path, monkeypatch):
 def test_download_leaves_a_folder_that_lacks_files(tmp_path, monkeypatch):
     folder = write_ogb(tmp_path, "ogbn-arxiv")
     (folder / EDGE).unlink()
-    monkeypatch.setattr(torch_geometric.data, "download_url", lambda *args, **options: "arxiv.zip")
-    monkeypatch.setattr(
-        torch_geometric.data,
-        "extract_zip",
-        lambda archive, folder, log: write_ogb(Path(folder), "ogbn-arxiv", folder="arxiv"),
-    )
+    urls = []
+    monkeypatch.setattr(torch_geometric.data, "download_url", lambda url, *args, **options: urls.append(url))
     with pytest.raises(RuntimeError, match=r"could not fetch ogbn-arxiv .*exists but lacks files; move it away first"):
         load_dataset("arxiv", tmp_path, download=True)
     assert not (folder / EDGE).exists()
+    assert not urls, "gigabytes were fetched for nothing"
+
+
+def test_a_download_that_is_cut_short(tmp_path, monkeypatch):
+    def download(url, folder, log):
+        path = Path(folder) / "arxiv.zip"
+        path.write_bytes(b"PK\x03\x04")
+        return str(path)
+
+    monkeypatch.setattr(torch_geometric.data, "download_url", download)
+    with pytest.raises(RuntimeError, match=r"could not fetch ogbn-arxiv .*File is not a zip file.*by hand"):
+        load_dataset("arxiv", tmp_path, download=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_downloads_at_once(tmp_path, monkeypatch):
+    def extract(archive, folder, log):
+        write_ogb(Path(folder), "ogbn-arxiv", folder="arxiv")
+        write_ogb(tmp_path, "ogbn-arxiv")  # by another process, which was faster
+
+    monkeypatch.setattr(torch_geometric.data, "download_url", lambda url, folder, log: "arxiv.zip")
+    monkeypatch.setattr(torch_geometric.data, "extract_zip", extract)
+    assert load_dataset("arxiv", tmp_path, download=True).num_nodes == NODES
+    assert sorted(path.name for path in (tmp_path / "ogbn_arxiv").iterdir()) == ["raw", "split"]
 
 
 @pytest.mark.parametrize(
