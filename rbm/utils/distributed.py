@@ -213,9 +213,11 @@ def own_randomness(epoch: int) -> Iterator[None]:
 
 @contextmanager
 def forked() -> Iterator[None]:
-    """Restore the random state of this process's devices afterwards."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices if world_size() > 1 else None):
+    """Restore the random state of this process's devices afterwards: of one GPU if there are ranks, else of all."""
+    devices = range(torch.cuda.device_count())  # named, since PyTorch warns of several if it is to find them
+    if devices and world_size() > 1:
+        devices = [torch.cuda.current_device()]
+    with torch.random.fork_rng(devices):
         yield
 
 

@@ -1,5 +1,6 @@
 """A run does not depend on the modes of the program that calls it."""
 
+import warnings
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -8,6 +9,7 @@ from block_graphs import block_graph
 
 from rbm import distill
 from rbm.config import Config
+from rbm.utils.distributed import forked
 from rbm.utils.repeatable import plain_modes
 
 QUICK = Config().updated(
@@ -68,3 +70,19 @@ def test_modes_return():
             raise KeyError
         assert modes() == outside
     assert modes() == before
+
+
+def test_several_gpus_are_no_reason_for_a_warning(monkeypatch):
+    """``fork_rng`` warns of them, once in a process, if it is to find them itself."""
+    states, restored = {0: torch.tensor([0]), 1: torch.tensor([1])}, {}
+    monkeypatch.setattr(torch.random, "_fork_rng_warned_already", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(states))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", states.get)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.update({device: state}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with forked():
+            pass
+    assert restored == states
