@@ -102,7 +102,8 @@ def _alone(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)  # a waiting process finds the result, or computes it
+            with suppress(OSError):  # on Windows, which removes no open file, filelock removes it later
+                lock.unlink()  # a waiting process finds the result, or computes it
             with suppress(OSError):  # empty only if computing its first file failed
                 path.parent.rmdir()
 

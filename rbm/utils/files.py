@@ -178,7 +178,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], size: int | No
         partial.touch(exist_ok=False)
         try:
             write(partial)
-            with open(partial, "rb") as file:
+            with open(partial, "r+b") as file:  # Windows flushes no file that is open for reading alone
                 os.fsync(file.fileno())
             if path.exists():
                 os.chmod(partial, path.stat().st_mode)

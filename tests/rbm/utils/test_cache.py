@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,6 +96,18 @@ def test_a_failure_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError, match="no"):
         Cache(tmp_path / "made").tensors("walk", {}, [], fails)
     assert not (tmp_path / "made").exists()
+
+
+def test_a_system_that_removes_no_open_file(tmp_path, monkeypatch):
+    """Windows; filelock removes its file there after closing it."""
+
+    def refuse(path, missing_ok=False):
+        raise PermissionError(f"{path} is in use by another process")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    found = Cache(tmp_path).tensors("walk", {}, [], Counted())
+    assert found["b"].item() == 1
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
 
 
 def test_processes_that_want_the_same_compute_it_once(tmp_path):

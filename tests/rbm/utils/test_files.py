@@ -54,6 +54,16 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch, failing):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_is_flushed_by_a_descriptor_that_may_write(tmp_path, monkeypatch):
+    """On Windows, ``os.fsync`` fails for any other."""
+    fcntl = pytest.importorskip("fcntl")
+    modes = []
+    monkeypatch.setattr(os, "fsync", lambda file: modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE))
+    write_atomically(tmp_path / "out.csv", lambda partial: partial.write_text("new"))
+    assert modes == [os.O_RDWR]
+    assert (tmp_path / "out.csv").read_text() == "new"
+
+
 def test_rows_are_added_under_one_header(tmp_path):
     path = tmp_path / "new" / "rows.csv"
     assert read_csv(path, missing_ok=True) == []
