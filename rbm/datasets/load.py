@@ -4,9 +4,9 @@ from pathlib import Path
 
 from torch_geometric.data import Data
 
-from rbm.config import SPARSE_FEATURES, Config
+from rbm.config import Config
 from rbm.datasets.readers.digits import read_digits
-from rbm.datasets.readers.features import pack_features, row_normalized
+from rbm.datasets.readers.features import check_sparse_features, pack_features, row_normalized
 from rbm.datasets.readers.npz import read_npz_graph
 from rbm.datasets.readers.ogb import read_ogb
 from rbm.datasets.readers.planetoid import largest_component, read_attributed, read_planetoid
@@ -89,8 +89,7 @@ def load_dataset(
         RuntimeError: the download failed.
     """
     check_protocol(protocol)
-    if sparse_features not in SPARSE_FEATURES:
-        raise ValueError(f"sparse_features: got {sparse_features!r}, expected one of {', '.join(SPARSE_FEATURES)}")
+    check_sparse_features(sparse_features)
     split_rng = split_rng or _SPLIT_RNG[protocol]
     if is_path(name):
         _refuse("binarize", binarize, str(name), "Amazon and Coauthor")

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import to_undirected
 
-from rbm.datasets.readers.features import csr_in_order, pack_features
+from rbm.datasets.readers.features import check_sparse_features, csr_in_order, pack_features
 from rbm.datasets.readers.node_ids import MOST_EXACT
 from rbm.datasets.readers.user_files import as_tensor, read_parts
 from rbm.datasets.splits import per_class_masks
@@ -87,8 +87,9 @@ def load_graph(
     Raises:
         FileNotFoundError: ``path`` does not exist.
         ModuleNotFoundError: a Parquet file, without ``pyarrow``.
-        ValueError: a file cannot be read, a part is missing, or the parts do not fit together.
+        ValueError: a file cannot be read, a part is missing, the parts do not fit together, or an invalid option.
     """
+    check_sparse_features(sparse_features)
     path = with_home("dataset", path)
     parts = read_parts(path)
     _check_present(path, parts, ("x", "edge_index", "y"))

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures
 
+from rbm.config import SPARSE_FEATURES
 from rbm.utils.arrays import check_memory
 from rbm.utils.chunks import row_chunks
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr
@@ -15,6 +16,12 @@ from rbm_kernels.ops.sparse_expert_matmul.reference import csr
 MAX_SPARSE_DENSITY = 0.02
 MIN_SPARSE_NUMEL = 2**24
 _NUMBERS_AT_ONCE = 2**24
+
+
+def check_sparse_features(sparse_features: str) -> None:
+    """Raise ValueError unless ``sparse_features`` is one of ``SPARSE_FEATURES``."""
+    if sparse_features not in SPARSE_FEATURES:
+        raise ValueError(f"sparse_features: got {sparse_features!r}, expected one of {', '.join(SPARSE_FEATURES)}")
 
 
 def pack_features(x: Tensor, sparse_features: str = "auto") -> Tensor:

@@ -395,8 +395,9 @@ def test_auto_takes_large_features_of_few_entries(monkeypatch):
     x[0, 4] = 1.0
     assert features.pack_features(x) is x, "101 of 5,000 are more than one in fifty"
     assert torch.equal(features.pack_features(features.as_csr(x)), x)
-    with pytest.raises(ValueError, match="sparse_features: got 'yes', expected one of auto, always, never"):
-        load_dataset("digits", sparse_features="yes")
+    for load in (load_dataset, rbm.load_graph):
+        with pytest.raises(ValueError, match="sparse_features: got 'yes', expected one of auto, always, never"):
+            load("digits", sparse_features="yes")
 
 
 def test_float16_features_of_few_entries_become_csr(monkeypatch):
