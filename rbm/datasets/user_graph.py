@@ -110,7 +110,7 @@ def load_graph(
     check_class_numbers(f"dataset: {path}, y", y)
     if not bool((y >= 0).any()):
         raise ValueError(f"dataset: {path}, y has no label, expected a class number from 0 for some nodes")
-    if parts["num_classes"] is None:
+    if "num_classes" not in parts:
         warn_of_absent_classes(f"dataset: {path}, y", y)
     warn_of_edge_weights(f"dataset: {path}", parts["others"])
     data = _nodes_and_edges(path, parts, x, sparse_features, undirected)
@@ -126,7 +126,7 @@ def load_graph(
         masks = per_class_masks(y, seed=seed, split_rng=split_rng, small_classes=small_classes)
         _warn_of_few_test_nodes(path, *masks)
     data.train_mask, data.val_mask, data.test_mask = masks
-    classes = _class_count(path, parts["num_classes"], y)
+    classes = _class_count(path, parts.get("num_classes"), y)
     if "teacher_logits" in parts:
         logits = as_tensor(parts["teacher_logits"], f"{path}, teacher_logits")
         if logits.dim() != 2 or logits.size(0) != num_nodes or logits.size(1) < classes:

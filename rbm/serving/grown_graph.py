@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from rbm.config import Config
 from rbm.datasets.encodings.grown import GrownGraph, means_on
 from rbm.datasets.readers.node_ids import NodeIds
-from rbm.datasets.readers.user_files import NAMES
+from rbm.datasets.readers.user_files import PART_OF
 from rbm.datasets.splits import GraphSplit
 from rbm.datasets.user_graph import load_unlabelled_graph
 from rbm.datasets.validation import check_finite_features
@@ -35,7 +35,6 @@ from rbm.utils.files import same_file
 from rbm.utils.progress import Progress
 
 _ROWS_AT_ONCE, _NUMBERS_AT_ONCE = 2**14, 2**24
-_PART_NAMES = {name for names in NAMES.values() for name in names}
 _ABSENT_NAMED = 5  # nodes of the run that the graph lacks and a message names
 
 
@@ -113,7 +112,7 @@ def predict_graph(
 
 def _check_no_part(out: Path, graph: Path | str) -> None:
     """Raise ValueError if the predictions would be a part of the graph, which may be a folder of files."""
-    if Path(graph).is_dir() and same_file(out.parent, graph) and out.stem in _PART_NAMES:
+    if Path(graph).is_dir() and same_file(out.parent, graph) and out.stem in PART_OF:
         raise ValueError(f"predictions file {out} is a part of the graph {graph}; name another to write to")
 
 

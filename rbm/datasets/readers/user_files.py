@@ -41,13 +41,17 @@ NAMES = {
     "train_mask": ("train_mask", "train_masks", "train"),
     "val_mask": ("val_mask", "val_masks", "val", "valid"),
     "test_mask": ("test_mask", "test_masks", "test"),
+    "num_classes": ("num_classes",),
 }
+PART_OF = {name: part for part, names in NAMES.items() for name in names}  # the part of each name
 # Tables whose columns are read in this order, with the beginnings of usual names.
 _ORDERS = {
     "masks": {"train": "train", "val": "val", "test": "test"},
     "edge_index": {"from": "from|source|src|sender", "to": "to$|to_|target|dst|dest|receiver"},
 }
 _MASKS = ("train_mask", "val_mask", "test_mask")
+# The number for a node that a table with ids lacks, where it may lack any.
+_LACKING = {"y": -1.0, **dict.fromkeys((*_MASKS, "masks"), 0.0)}
 _SPARSE = ("data", "indices", "indptr", "shape")  # what scipy.sparse.save_npz writes for a CSR matrix
 _LARGEST = 2**63 - 1
 _NUMBERS = (
@@ -59,7 +63,7 @@ _OF_LABELS = f"{_OF_NAMES}; a column of the nodes' ids is called 'id'"
 _OF_NODES = "; nodes are rows of x, counted from 0; to use names, write the name of each row into a column 'id' of x"
 _OF_FEATURES = "; drop it, or call it 'id' if it names the nodes"
 _OF_COLUMNS = "; drop it, or write numbers instead"
-_OF_PARTS = {NAMES["y"]: _OF_LABELS, NAMES["edge_index"]: _OF_NODES}
+_OF_PARTS = {"y": _OF_LABELS, "edge_index": _OF_NODES}
 _EXPECTED = "x (or features), edge_index (or edges) and y (or labels)"
 
 
@@ -92,9 +96,7 @@ def _named(path: Path, found: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"dataset: {path} holds both {present[0]} and {present[1]}, expected one of them")
         if present:
             parts[part] = found[present[0]]
-    known = {name for names in NAMES.values() for name in names}
-    parts["num_classes"] = found.get("num_classes")
-    parts["others"] = sorted(map(str, set(found) - known - {"num_classes"}))
+    parts["others"] = sorted(map(str, found.keys() - PART_OF.keys()))
     return parts
 
 
@@ -142,7 +144,7 @@ def _read_saved(path: Path) -> dict[str, Any]:
 def _read_npz(path: Path) -> dict[str, Any]:
     pickled = pickled_arrays(path)
     try:
-        names, found = read_npz(path, lambda name: _is_part(name) or name in SPARSE_NAMES)
+        names, found = read_npz(path, (*PART_OF, *SPARSE_NAMES))
         lacks = [part for part in ("edge_index", "y") if not any(name in found for name in NAMES[part])]
     except ValueError as error:
         if pickled:
@@ -160,7 +162,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
             raise ValueError(f"dataset: {path} holds features twice, dense and as {', '.join(_SPARSE)}")
         found["x"] = _csr(path, found)
         names = ["x", *(name for name in names if name not in (*_SPARSE, "format"))]
-    return {name: as_tensor(found[name], f"{path}, {name}", sparse=True) if _is_part(name) else None for name in names}
+    return {name: as_tensor(found[name], f"{path}, {name}", sparse=True) if name in PART_OF else None for name in names}
 
 
 def _benchmark(path: Path) -> dict[str, Any]:
@@ -188,10 +190,6 @@ def _unpickled(path: Path, names: list[str]) -> str:
         " allow_pickle=True), then numpy.savez(NEW, x=MATRIX.toarray(), edges=numpy.stack(MATRIX.nonzero()),"
         " y=LABELS), where a['NAME'].item() is a MATRIX of SciPy"
     )
-
-
-def _is_part(name: str) -> bool:
-    return any(name in names for names in NAMES.values()) or name == "num_classes"
 
 
 def _csr(path: Path, arrays: dict[str, np.ndarray]) -> Tensor:
@@ -247,18 +245,18 @@ def _check_tensor(value: Tensor, where: str, sparse: bool) -> None:
 def _read_folder(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
-    parts = [path for path in paths if path.suffix in _READERS and path.is_file() and _is_part(path.stem)]
+    parts = [path for path in paths if path.suffix in _READERS and path.is_file() and path.stem in PART_OF]
     others = [path for path in paths if path not in parts and path.suffix in _READERS]
-    if parts and others and not any(path.stem in NAMES["x"] for path in parts):
+    if parts and others and not any(PART_OF[path.stem] == "x" for path in parts):
         # The features have another name. Edges of ids would then raise an error first, which hides the cause.
         return _named(folder, {path.stem if path in parts else f"./{path.name}": path for path in paths})
-    named = [path for path in parts if path.stem in NAMES["x"] and _checked(id_column, path)]
+    named = [path for path in parts if PART_OF[path.stem] == "x" and _checked(id_column, path)]
     ids = x = None
     if len(named) == 1:
         names, x = _checked(read_named_rows, named[0])
         ids = _checked(NodeIds, names, named[0])
         if x is None:
-            raise ValueError(f"dataset: {named[0]} has ids and no other column, expected features beside them")
+            raise ValueError(_only_ids(named[0]))
     for path in paths:
         if path not in parts:
             found[f"./{path.name}"] = None  # mentioned in the message if a part is missing
@@ -267,7 +265,7 @@ def _read_folder(folder: Path) -> dict[str, Any]:
             raise ValueError(f"dataset: {folder} holds {path.stem} in two formats, expected one of them")
         _checked(_check_columns, path, ids)
         found[path.stem] = _READERS[path.suffix](path) if ids is None else x if path in named else _by_id(path, ids)
-    if not any(_is_part(name) for name in found):
+    if not parts:
         raise ValueError(
             f"dataset: {folder} holds no part of a graph, expected {_EXPECTED}, each as one of {', '.join(_READERS)}"
         )
@@ -278,44 +276,47 @@ def _check_columns(path: Path, ids: NodeIds | None) -> None:
     """Raise ValueError if a table has ids beside its numbers, although the features have none, or if the columns of a
     table of masks or edges are named in another order than they are read.
     """
-    others = ids is None and path.stem not in (*NAMES["x"], *NAMES["edge_index"]) and len(column_names(path)) > 1
+    part, columns = PART_OF[path.stem], column_names(path)
+    others = ids is None and part not in ("x", "edge_index") and len(columns) > 1
     if others and (name := id_column(path)):  # else logits would have a class more
         raise ValueError(
             f"{path} has ids in its column {name!r}, expected a column of ids in x too; write one, or drop it"
         )
-    expected = next((order for part, order in _ORDERS.items() if path.stem in NAMES[part]), None)
-    if expected is None:
-        return
-    names = [name.lower() for name in column_names(path)]
-    found = [what for name in names for what, pattern in expected.items() if re.match(pattern, name)]
+    expected = _ORDERS.get(part, {})
+    found = [what for name in columns for what, pattern in expected.items() if re.match(pattern, name.lower())]
     if found != [*expected] and sorted(found) == sorted(expected):
         raise ValueError(f"{path} has columns in the order {', '.join(found)}, expected {', '.join(expected)}")
 
 
 def _by_id(path: Path, ids: NodeIds) -> Tensor:
     """A part of a graph whose nodes have ids; ``.npy`` and ``.npz`` files use row numbers."""
+    part = PART_OF[path.stem]
     if path.suffix in (".csv", ".parquet"):
-        if path.stem in NAMES["edge_index"]:
+        if part == "edge_index":
             return _checked(read_edges, path, ids)
         if _checked(id_column, path):
-            lacking = {NAMES["y"]: -1.0} | {NAMES[name]: 0.0 for name in (*_MASKS, "masks")}
-            found = next((number for names, number in lacking.items() if path.stem in names), None)
-            return _from_table(path, _checked(read_by_ids, path, ids, lacking=found))
+            if part not in _MASKS and len(column_names(path)) == 1:
+                raise ValueError(_only_ids(path))
+            return _from_table(path, _checked(read_by_ids, path, ids, lacking=_LACKING.get(part)))
         if path.suffix == ".csv" and lacks_header(path, ids):
             raise ValueError(
                 f"dataset: {path} begins with the id of a node, expected a header such as id,label; write one"
             )
-        if any(path.stem in NAMES[name] for name in _MASKS):
-            nodes = _checked(read_mask, path, ids)
-            return _READERS[path.suffix](path) if nodes is None else nodes
+        if part in _MASKS and (nodes := _checked(read_mask, path, ids)) is not None:
+            return nodes
     return _READERS[path.suffix](path)
+
+
+def _only_ids(path: Path) -> str:
+    what = {"x": "features", "y": "labels"}.get(PART_OF[path.stem], "numbers")
+    return f"dataset: {path} has ids and no other column, expected {what} beside them"
 
 
 def _checked(read: Callable, *arguments: Any, **options: Any) -> Any:
     try:
         return read(*arguments, **options)
     except TextColumnError as error:
-        remedy = _OF_NAMES if arguments[0].stem in NAMES["y"] else _OF_COLUMNS
+        remedy = _OF_NAMES if PART_OF[arguments[0].stem] == "y" else _OF_COLUMNS
         raise ValueError(_no_numbers(arguments[0], error.column, remedy)) from error
     except ValueError as error:
         raise ValueError(f"dataset: {error}") from error
@@ -350,7 +351,7 @@ def _read_csv(path: Path) -> Tensor:
     try:
         table = read_table(path, np.float64, header=True)
     except ValueError as error:
-        hint = next((remedy for names, remedy in _OF_PARTS.items() if path.stem in names), "")
+        hint = _OF_PARTS.get(PART_OF[path.stem], "")
         raise ValueError(f"dataset: {error}{hint if 'expected numbers between' in str(error) else ''}") from error
     return _from_table(path, torch.from_numpy(table))
 
@@ -364,7 +365,7 @@ def _read_parquet(path: Path) -> Tensor:
         check_columns(table.schema)
         values = numbers(table) if table.num_columns else None
     except TextColumnError as error:
-        remedy = next((remedy for names, remedy in _OF_PARTS.items() if path.stem in names), _OF_FEATURES)
+        remedy = _OF_PARTS.get(PART_OF[path.stem], _OF_FEATURES)
         raise ValueError(_no_numbers(path, error.column, remedy)) from error
     except Exception as error:  # a damaged file raises nearly anything
         raise ValueError(f"dataset: {path} is no Parquet table of numbers: {error}") from error
@@ -379,13 +380,15 @@ def _no_numbers(path: Path, column: str, remedy: str) -> str:
 
 def _from_table(path: Path, table: Tensor) -> Tensor:
     """Tables always have one edge per row; for two edges, the shape alone would be ambiguous."""
-    if path.stem in NAMES["edge_index"] and table.numel():
+    part = PART_OF[path.stem]
+    if part == "edge_index" and table.numel():
         if table.size(1) != 2:
             raise ValueError(
                 f"dataset: {path} has {table.size(1)} columns, expected two, from and to; edge weights are not used"
             )
         return table.t()
-    return table[:, 0] if table.dim() == 2 and table.size(1) == 1 and path.stem not in NAMES["x"] else table
+    single = table.dim() == 2 and table.size(1) == 1 and part not in ("x", "teacher_logits")
+    return table[:, 0] if single else table
 
 
 _READERS: dict[str, Callable[[Path], Tensor]] = {

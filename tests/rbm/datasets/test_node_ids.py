@@ -241,6 +241,8 @@ def test_lack_of_features_is_reported_first(graph):
         ({"edges": ["e,7,1"]}, r"edges\.csv has 3 columns, expected two, from and to; edge weights are not used"),
         ({"y": ["id,label", "e,1", "e,0"]}, r"y\.csv holds 'e' more than once"),
         ({"y": ["id,label", "e,spam"]}, r"y\.csv has the column 'label', which holds no numbers; names become numbers"),
+        ({"y": ["id", *NAMES]}, r"y\.csv has ids and no other column, expected labels beside them"),
+        ({"logits": ["id", *NAMES]}, r"logits\.csv has ids and no other column, expected numbers beside them"),
         ({"y": ["e,1", "7,0"]}, r"y\.csv begins with the id of a node, expected a header such as id,label"),
         ({"y": ["id,a,b", *(f"{name},1,2" for name in NAMES)]}, r"y has shape \[5, 2\], .*; keep one of its columns"),
         ({"edges": ["e 7", "7 e"]}, r"edges\.csv has 1 columns, expected two, .*; separate them by a comma or a tab"),

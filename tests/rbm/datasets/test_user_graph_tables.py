@@ -54,6 +54,12 @@ def test_lists_beside_numbers(tmp_path):
     assert load_graph(tmp_path).x.tolist() == [[row, 0.5, -row, row % 2 == 0] for row in range(6)]
 
 
+def test_logits_of_a_single_class(tmp_path):
+    folder = write_folder(tmp_path, y=np.zeros(6, dtype=np.int64), teacher_logits=None)
+    (folder / "logits.csv").write_text("0.5\n" * 6)
+    assert load_graph(folder).teacher_logits.tolist() == [[0.5]] * 6
+
+
 @pytest.mark.parametrize(
     "text", ["0\r\n1\r\n0\r\n1\r\n0\r\n1", "\ufeff0\n1\n0\n1\n0\n1\n\n", "\ufeffy\n0\n1\n0\n1\n0\n1"]
 )
