@@ -1,25 +1,21 @@
 """Encodings: inputs of a student in addition to the features, from a node's position and from nearby labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import add_self_loops
 
+from rbm.config import EncodingConfig
 from rbm.datasets.encodings.deepwalk import deepwalk, random_walks
 from rbm.datasets.encodings.label_propagation import label_propagation
 from rbm.datasets.encodings.transfer import FILLS, transfer
+from rbm.datasets.splits import GraphSplit
 from rbm.nn.sparse_rows import SparseRows, in_single_precision
 from rbm.utils.cache import Cache
 from rbm.utils.environment import package_version
-
-if TYPE_CHECKING:  # both import the configuration, which imports from here
-    from rbm.config import EncodingConfig
-    from rbm.datasets.splits import GraphSplit
 
 # All seeds of a transductive experiment share one graph, and therefore its DeepWalk positions.
 _SHARED_SEED = 0

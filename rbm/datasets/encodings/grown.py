@@ -1,20 +1,15 @@
 """Encodings on a graph that has grown since training: new nodes get theirs as unseen nodes do in an evaluation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rbm.config import Config, EncodingConfig
 from rbm.datasets.encodings import labels_nearby, with_self_loops
 from rbm.datasets.encodings.transfer import transfer
+from rbm.datasets.splits import GraphSplit
 from rbm.utils.cache import Cache
-
-if TYPE_CHECKING:
-    from rbm.config import Config, EncodingConfig
-    from rbm.datasets.splits import GraphSplit
 
 
 @dataclass(frozen=True, eq=False)
