@@ -195,7 +195,7 @@ def as_text(value: Any) -> str:
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
-    """Turn ``{"rbm.lr": 0.01}`` into the tree ``{"rbm": {"lr": 0.01}}``."""
+    """Turn ``{"rbm.lr": 0.01}`` into the tree ``{"rbm": {"lr": 0.01}}``; values that are trees are merged into it."""
     tree: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = name.split(".")
@@ -204,5 +204,5 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
             branch = branch.setdefault(part, {})
             if not isinstance(branch, dict):
                 raise ValueError(f"{name} is set, and {part} to {branch!r} as a whole; expected one of them")
-        branch[last] = value
+        branch |= merged(branch, {last: value})
     return tree

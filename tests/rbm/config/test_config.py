@@ -124,6 +124,9 @@ def test_assignments():
         "rbm": {"lr": 0.005, "norm": "batch"},
         "seed": 3,
     }
+    both = {"rbm": {"lr": 0.005, "top_k": 2}}
+    assert parse_assignments(["rbm.lr=0.005", "rbm={top_k: 2}"]) == both
+    assert parse_assignments(["rbm={top_k: 2}", "rbm.lr=0.005"]) == both
     with pytest.raises(ValueError, match=r"'rbm.lr' is no assignment, expected SECTION.KEY=VALUE"):
         parse_assignments(["rbm.lr"])
     with pytest.raises(ValueError, match=r"'=3' is no assignment, expected SECTION.KEY=VALUE"):
