@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from torch_geometric.data import Data
-from torch_geometric.utils import coalesce, to_undirected
+from torch_geometric.utils import to_undirected
 
 
 def read_digits(num_neighbors: int = 8) -> Data:
@@ -22,4 +22,4 @@ def read_digits(num_neighbors: int = 8) -> Data:
     target = torch.arange(neighbors.size(0)).repeat_interleave(num_neighbors)
     edge_index = to_undirected(torch.stack([neighbors.flatten(), target]), num_nodes=neighbors.size(0))
     x = torch.from_numpy(digits.data / 16.0).to(torch.float32)
-    return Data(x=x, edge_index=coalesce(edge_index), y=torch.from_numpy(digits.target).to(torch.int64))
+    return Data(x=x, edge_index=edge_index, y=torch.from_numpy(digits.target).to(torch.int64))
