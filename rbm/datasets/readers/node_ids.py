@@ -267,7 +267,7 @@ def read_nodes(path: Path, ids: NodeIds) -> np.ndarray:
     rows[~new] = _known(last.filter(_mask(~new)), ids, path)
     try:
         numbers = [np.array(column.to_pylist(), dtype=np.int64) for column in others]
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ValueError(f"{path} holds something else than whole numbers before its ids: {error}") from error
     return np.column_stack([*numbers, rows])
 

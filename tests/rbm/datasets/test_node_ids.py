@@ -354,10 +354,14 @@ def test_new_nodes_by_the_ids_of_their_neighbors(run, tmp_path, command):
     assert command(*arguments, tmp_path / "neighbors.npy", "--nodes", tmp_path / "nodes.npy", "--out", other)[0] == 0
     assert lines(out) == lines(other)
     assert [each[1] for each in lines(out)] == ["id", "", "", "user_2"]
-    write(tmp_path, neighbors=["0,nobody"])
-    status, _, err = command(*arguments, tmp_path / "neighbors.csv", "--out", out)
-    assert status == 2
-    assert "neighbors.csv names 'nobody', expected ids of nodes in" in err
+    for line, message in {
+        "0,nobody": "neighbors.csv names 'nobody', expected ids of nodes in",
+        f"{2**64},user_7": "neighbors.csv holds something else than whole numbers before its ids",
+    }.items():
+        write(tmp_path, neighbors=[line])
+        status, _, err = command(*arguments, tmp_path / "neighbors.csv", "--out", out)
+        assert status == 2
+        assert message in err
 
 
 def test_a_list_of_ids_that_is_cut_short(run, tmp_path, command):
