@@ -191,8 +191,9 @@ def absolute_name(dataset: str) -> str:
 
 
 def short_name(dataset: str) -> str:
-    """The name of a dataset in tables; for a graph given as a path, the file's name without folder and ending."""
-    return Path(dataset).stem if "/" in dataset or "\\" in dataset or dataset.endswith(PATH_SUFFIXES) else dataset
+    """The name of a dataset in tables; for a graph given as a path, its name without folder and ending."""
+    path = Path(dataset)
+    return path.stem if path.suffix in PATH_SUFFIXES else path.name or dataset  # "wiki.2020" is a folder
 
 
 def unseen_fraction(dataset: str | Path, protocol: str = "rbm") -> float:

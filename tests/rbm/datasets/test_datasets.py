@@ -19,6 +19,7 @@ from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeat
 import rbm.datasets
 from rbm.datasets import DATASETS, find_dataset, load_dataset, num_classes, validate_data
 from rbm.datasets.readers import features
+from rbm.datasets.registry import short_name
 
 CONFIGS = Path(rbm.datasets.__file__).parents[1] / "config" / "configs" / "paper"
 
@@ -98,6 +99,14 @@ def write_planetoid(folder: Path, name: str, *, gap: bool = False) -> None:
 )
 def test_aliases(alias, name):
     assert find_dataset(alias) is DATASETS[name]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [("cora", "cora"), ("data/wiki.pt", "wiki"), ("b.npz", "b"), ("data/wiki.2020", "wiki.2020"), (".", ".")],
+)
+def test_short_names(dataset, name):
+    assert short_name(dataset) == name
 
 
 def test_unknown_name_lists_the_known_and_the_closest():
