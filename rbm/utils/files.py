@@ -55,9 +55,12 @@ def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> s
 
     Raises:
         FileNotFoundError: the file does not exist.
+        IsADirectoryError: it is a folder.
         ValueError: it is not UTF-8, or too large.
     """
     path, name = Path(path), f"{what} {path}".strip()
+    if path.is_dir():
+        raise IsADirectoryError(f"{name} is a folder, expected a file")
     if not path.is_file():
         raise FileNotFoundError(f"{name} does not exist")
     if most is not None and path.stat().st_size > most:
@@ -69,7 +72,7 @@ def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> s
 
 
 def read_json(path: Path | str, what: str = "") -> dict[str, Any]:
-    """Read a JSON object from a file; FileNotFoundError or ValueError, which call the file ``what``."""
+    """Read a JSON object from a file; OSError as :func:`read_text`, or ValueError, which call the file ``what``."""
     name = f"{what} {path}".strip()
     try:
         content = json.loads(read_text(path, what, most=_MOST_DESCRIPTION))
@@ -83,7 +86,7 @@ def read_json(path: Path | str, what: str = "") -> dict[str, Any]:
 
 
 def read_yaml(what: str, path: Path | str) -> Any:
-    """Read a YAML file; FileNotFoundError or ValueError, which call the file ``what``, also if it has no content."""
+    """Read a YAML file; OSError as :func:`read_text`, or ValueError, also if it is empty; they call it ``what``."""
     text = read_text(path, what, most=_MOST_DESCRIPTION)
     try:
         content = parse_yaml(text)

@@ -17,6 +17,11 @@ def test_a_folder_is_refused_before_anything_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_is_no_missing_file(tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"^configuration file .* is a folder, expected a file$"):
+        read_yaml("configuration file", tmp_path)
+
+
 def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
