@@ -108,7 +108,7 @@ def teacher_settings(teacher: str) -> dict[str, Any]:
 
 def _released(dataset: str, setting: str, teacher: str) -> dict[str, Any] | None:
     """The hyperparameters of ``configs/paper``, under the names of :class:`rbm.config.Config`."""
-    groups = read_own(f"paper/{dataset}.yaml").get(setting, {}).get(teacher)
+    groups = _read_of(dataset, "paper/").get(setting, {}).get(teacher)
     if groups is None:
         return None
     rbm, mlp, moe = groups["rbm"], groups["mlp"]["student"], groups["moe"]["student"]
@@ -150,11 +150,16 @@ def _ours(dataset: str, setting: str, teacher: str, protocol: str) -> dict[str, 
     The order is: both settings, then this one, each for any teacher and then for this one. Under the protocol ``rbm``,
     which row-normalises the features of Planetoid's graphs, ``row_normalized`` follows: both settings, then this one.
     """
-    found = read_own(f"{dataset}.yaml")
+    found = _read_of(dataset)
     parts = [found.get(where, {}).get(name) for where in ("both", setting) for name in ("any", teacher)]
     if protocol == "rbm":
         parts += [found.get("row_normalized", {}).get(where) for where in ("both", setting)]
     return reduce(merged, filter(None, parts), {}) or None
+
+
+def _read_of(dataset: str, folder: str = "") -> dict[str, Any]:
+    """The file of a named dataset; empty for a path: ``./cora`` would lead to the file of ``cora``."""
+    return {} if set(dataset) & {"/", "\\"} else read_own(f"{folder}{dataset}.yaml")
 
 
 @cache

@@ -176,10 +176,14 @@ def is_path(name: str | Path) -> bool:
 def dataset_name(dataset: str | Path) -> str:
     """The name used in configurations and result files: the key in ``DATASETS``, or the path as given.
 
+    A ``Path`` that reads like a known name, such as ``Path("cora")``, becomes ``./cora``.
+
     Raises:
         TypeError, ValueError: it is neither, as for :func:`find_dataset`.
     """
-    return str(dataset) if is_path(dataset) else find_dataset(dataset).name
+    if not is_path(dataset):
+        return find_dataset(dataset).name
+    return f"./{dataset}" if _key(str(dataset)) in DATASETS else str(dataset)
 
 
 def absolute_name(dataset: str) -> str:

@@ -14,6 +14,7 @@ from torch_geometric.utils import to_undirected
 from rbm.datasets.readers.features import check_sparse_features, csr_in_order, pack_features
 from rbm.datasets.readers.node_ids import MOST_EXACT
 from rbm.datasets.readers.user_files import as_tensor, read_parts
+from rbm.datasets.registry import dataset_name
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes, warn_of_edge_weights
 from rbm.utils.files import with_home
@@ -136,7 +137,7 @@ def load_graph(
             )
         data.teacher_logits = logits.to(torch.float32)
         classes = logits.size(1)
-    data.num_classes, data.name = classes, str(path)
+    data.num_classes, data.name = classes, dataset_name(path)
     return data
 
 

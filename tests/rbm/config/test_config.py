@@ -52,7 +52,8 @@ def test_every_released_configuration_loads(preset, dataset, setting, teacher):
 
 
 def test_preset_without_released_hyperparameters():
-    assert preset_config("clean", "my-own-graph") == Config(dataset="my-own-graph")
+    for own in ("my-own-graph", "./cora", "paper/cora"):  # not the files of configs/
+        assert preset_config("clean", own) == Config(dataset=own)
     with pytest.raises(ValueError, match=r"no hyperparameters for dataset 'digits'.*use the preset clean"):
         preset_config("paper", "digits")
     with pytest.raises(ValueError, match="setting 'inductive', teacher 'gcn'"):

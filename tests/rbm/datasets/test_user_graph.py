@@ -216,6 +216,16 @@ def test_edges_and_labels_as_columns(tmp_path, form):
     assert_equal_graphs(load_graph(form(tmp_path, arrays() | changes)), arrays())
 
 
+def test_a_folder_of_a_known_name_is_not_called_as_the_known_graph(tmp_path, monkeypatch):
+    """A run on it would not keep its graph, and what reads the run would load the known one."""
+    (tmp_path / "digits").mkdir()
+    save_npy(tmp_path / "digits", arrays())
+    monkeypatch.chdir(tmp_path)
+    for data in (load_graph("digits"), load_dataset("./digits"), load_dataset(Path("digits"))):
+        assert data.num_nodes == NODES
+        assert data.name == "./digits"
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_two_edges(tmp_path, form):
     edges = np.array([[0, 1], [2, 3]])
@@ -310,6 +320,7 @@ def test_name_of_a_dataset():
     assert dataset_name("Coauthor_CS") == "academic-cs"
     assert dataset_name("./my graphs/a.npz") == "./my graphs/a.npz"
     assert dataset_name(Path("a") / "b") == "a/b"
+    assert dataset_name(Path("Cora")) == "./Cora", "a folder is not the known graph"
     with pytest.raises(ValueError, match=r"dataset: got 'coora', expected one of digits, .*, or a file or folder"):
         dataset_name("coora")
     with pytest.raises(ValueError, match="dataset: got '', expected one of"):
