@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,17 @@ def open_trials(file: Path, advice: str) -> Iterator["BaseStorage"]:
         OSError: the file is damaged or cannot be written.
     """
     optuna = import_optuna()
+    import sqlite3  # which some builds of Python lack
+
     from sqlalchemy.exc import SQLAlchemyError  # a dependency of Optuna
 
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = None
     try:
-        storage = optuna.storages.RDBStorage(f"sqlite:///{file.resolve()}")
+        # The file is not in the address, where ?, % and {} would have a meaning.
+        connect = partial(sqlite3.connect, file.resolve(), check_same_thread=False)
+        storage = optuna.storages.RDBStorage("sqlite:///trials", engine_kwargs={"creator": connect})
         yield storage
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
