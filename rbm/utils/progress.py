@@ -85,6 +85,11 @@ class _LeftColumn(TimeRemainingColumn):
         return Text("") if task.finished else Text("left ") + super().render(task)
 
 
+def _text(form: str, style: str = "none") -> TextColumn:
+    """A column of text as it is: names of variants and files may have brackets."""
+    return TextColumn(form, style=style, markup=False)
+
+
 def watched_console() -> Console | None:
     """A console on standard error if it is a terminal or a notebook, else None."""
     console = Console(stderr=True)
@@ -110,8 +115,8 @@ class Progress:
     def phase(self, phase: str, total: int) -> Iterator[Bar]:
         """A bar for a training phase of at most ``total`` epochs; ``finish`` ends it early."""
         columns = (
-            *(TextColumn("[bold]{task.description:<10}"), BarColumn(bar_width=12), MofNCompleteColumn()),
-            *(TextColumn("{task.fields[status]}"), _TimeColumn()),
+            *(_text("{task.description:<10}", "bold"), BarColumn(bar_width=12), MofNCompleteColumn()),
+            *(_text("{task.fields[status]}"), _TimeColumn()),
         )
         with _bar(self._console, phase, total, columns) as bar:
             yield bar
@@ -126,7 +131,7 @@ class Progress:
             done += more
             bar.update(done)
 
-        columns = (TextColumn("[bold]{task.description:<10}"), BarColumn(bar_width=24), MofNCompleteColumn())
+        columns = (_text("{task.description:<10}", "bold"), BarColumn(bar_width=24), MofNCompleteColumn())
         with _bar(self._console, what, total, (*columns, _TimeColumn())) as bar:
             yield advance
             bar.finish()
@@ -138,7 +143,7 @@ class Progress:
             self.say(name)
             yield
             return
-        with self._console.status(name):
+        with self._console.status(Text(name)):
             yield
 
 
@@ -146,9 +151,9 @@ class Progress:
 def count_runs(console: Console | None, what: str, total: int) -> Iterator[Bar]:
     """One bar for several runs: how many are done, elapsed and remaining time, and the last run."""
     columns = (
-        *(TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn()),
+        *(_text("{task.description}", "bold"), BarColumn(bar_width=24), MofNCompleteColumn()),
         *(TimeElapsedColumn(), _LeftColumn()),
-        TextColumn("{task.fields[status]}"),
+        _text("{task.fields[status]}"),
     )
     console = console or Console(quiet=True)
     with _bar(console, what, total, columns, _RunLines, speed_estimate_period=3600) as bar:

@@ -55,6 +55,20 @@ def test_runs_in_a_file(clock, console):
     assert console.file.getvalue() == "runs  1/3  digits seed 0  1.5 s\nruns  2/3  digits seed 1  1.5 s\n"
 
 
+@pytest.mark.parametrize("name", ["top_k [k=3]", "a[/b]", "[red]c"])
+def test_brackets_in_a_terminal_are_no_markup(name):
+    terminal = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    with count_runs(terminal, f"1 {name}", 2) as bar:
+        bar.update(1, f"2 {name}")
+    with Progress(terminal).phase(f"3 {name}", 2) as bar:
+        bar.update(1, f"4 {name}")
+    with Progress(terminal).count(f"5 {name}", 2):
+        pass
+    with Progress(terminal).step(f"6 {name}"):
+        pass
+    assert all(f"{place} {name}" in terminal.file.getvalue() for place in range(1, 7))
+
+
 def test_a_finished_bar_tells_how_long_it_took():
     terminal = Console(file=io.StringIO(), width=120, force_terminal=True)
     with Progress(terminal).phase("mlp", 50) as bar:
