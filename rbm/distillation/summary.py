@@ -5,7 +5,7 @@ from collections import Counter
 from html import escape
 from typing import Any
 
-from rich import box
+from rich import box, markup
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +30,7 @@ WIDTH = 80  # columns if standard output is not a terminal, and the smallest wid
 def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
     """The table of the teacher and its students for the terminal; the kept student is bold."""
     table = Table(
-        title=_title(summary),
+        title=markup.escape(_title(summary)),
         title_justify="left",
         caption=CAPTION,
         caption_justify="left",

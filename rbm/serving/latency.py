@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich import box
+from rich import box, markup
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -185,7 +185,7 @@ def one_expert_mlp(student: nn.Module) -> nn.Module | None:
 def latency_table(found: dict[str, Any]) -> Table:
     """The results of :func:`measure_run` for the terminal: times, and ratios of medians to the student's."""
     where = f"{found['dataset']}, {found['nodes']:,} nodes, {found['device']}, threads: {found['threads']}"
-    table = Table(title=f"Latency: {where}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=f"Latency: {markup.escape(where)}", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("Nodes", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for name in (*(f"p{p}\n(ms)" for p in PERCENTILES), "ratio"):
