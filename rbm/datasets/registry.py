@@ -220,5 +220,13 @@ def check_protocol(protocol: str) -> None:
 
 
 def _key(name: str) -> str:
-    key = name.strip().lower().replace("_", "-").replace(" ", "-")
-    return _ALIASES.get(key, key)
+    """The key in ``DATASETS`` that a name or alias means, however a plugin has written it; a plain form of the name if
+    there is none.
+    """
+    plain = _plain(name)
+    wanted = _ALIASES.get(plain, plain)
+    return next((key for key in DATASETS if _plain(key) == wanted), wanted)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", "-").replace(" ", "-")

@@ -74,6 +74,10 @@ def _check_added(kind: str, entries: dict[str, Any], before: dict[str, Any]) -> 
         if not fits:
             shown = entry.__name__ if inspect.isclass(entry) else f"a {type(entry).__name__}"
             raise TypeError(f"{kind} {name!r} is {shown}, expected {expected}")
+        if kind == "dataset" and entry.name != name:
+            raise ValueError(f"dataset {name!r} has the name {entry.name!r} in its DatasetInfo; give both the same")
+        if kind == "dataset" and (other := import_module("rbm.datasets").find_dataset(name)) is not entry:
+            raise ValueError(f"dataset {name!r} is another name of {other.name!r}; give yours another one")
 
 
 def _expected(kind: str, entry: Any) -> tuple[bool, str]:

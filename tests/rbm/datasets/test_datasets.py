@@ -17,9 +17,9 @@ from torch_geometric.io import read_npz
 from torch_geometric.transforms import LargestConnectedComponents, NormalizeFeatures
 
 import rbm.datasets
-from rbm.datasets import DATASETS, find_dataset, load_dataset, num_classes, validate_data
+from rbm.datasets import DATASETS, DatasetInfo, find_dataset, load_dataset, num_classes, validate_data
 from rbm.datasets.readers import features
-from rbm.datasets.registry import short_name
+from rbm.datasets.registry import is_path, short_name
 
 CONFIGS = Path(rbm.datasets.__file__).parents[1] / "config" / "configs" / "paper"
 
@@ -99,6 +99,15 @@ def write_planetoid(folder: Path, name: str, *, gap: bool = False) -> None:
 )
 def test_aliases(alias, name):
     assert find_dataset(alias) is DATASETS[name]
+
+
+@pytest.mark.parametrize("name", ["my_graph", "My graph", "MY-GRAPH"])
+def test_a_plugin_may_write_a_name_in_any_way(monkeypatch, name):
+    for known in ("my_graph", "My-Graph"):
+        added = DatasetInfo(known, "own", "")
+        monkeypatch.setattr(rbm.datasets.registry, "DATASETS", {**DATASETS, known: added})
+        assert find_dataset(name) is added
+        assert not is_path(name)
 
 
 @pytest.mark.parametrize(

@@ -161,13 +161,18 @@ def test_what_is_no_plugin(tmp_path):
         ("TEACHERS['mine'] = nn.Module", r"teacher 'mine' is Module, expected a subclass of torch.nn.Module with a me"),
         ("TEACHERS['mine'] = nn.Linear(1, 1)", "teacher 'mine' is a Linear, expected a subclass of torch.nn.Module"),
         ("DATASETS['cora'] = DATASETS['citeseer']", "dataset 'cora' is the package's"),
+        ("DATASETS['Cora'] = DatasetInfo('Cora', 'own', '')", "dataset 'Cora' is another name of 'cora'"),
+        (
+            "DATASETS['mine'] = DatasetInfo('yours', 'own', '')",
+            "dataset 'mine' has the name 'yours' in its DatasetInfo",
+        ),
         ("DATASETS['mine'] = print", "dataset 'mine' is a builtin_function_or_method, expected a DatasetInfo of rbm"),
     ],
 )
 def test_entries_of_another_kind_or_name_are_refused_and_removed(tmp_path, line, message):
     before = [dict(entries) for entries in (METHODS, TEACHERS, DATASETS)]
-    text = "from torch import nn\nfrom rbm.datasets import DATASETS\nfrom rbm.distillation.registry import METHODS\n"
-    (tmp_path / "mine.py").write_text(f"{text}from rbm.teachers import TEACHERS\n{line}\n")
+    text = "from torch import nn\nfrom rbm.datasets import DATASETS, DatasetInfo\nfrom rbm.teachers import TEACHERS\n"
+    (tmp_path / "mine.py").write_text(f"{text}from rbm.distillation.registry import METHODS\n{line}\n")
     with pytest.raises(ValueError, match=message):
         load_plugin(tmp_path / "mine.py")
     assert before == [METHODS, TEACHERS, DATASETS]
