@@ -7,7 +7,6 @@ import numpy as np
 import scipy.sparse as sp
 from torch import Tensor
 
-from rbm.datasets.readers.features import csr_from_scipy
 from rbm.utils.arrays import check_memory
 
 # Arrays that scipy.sparse.save_npz writes in addition to ``shape``, ``format`` and ``data``, by format.
@@ -57,20 +56,16 @@ def csr_from_tensor(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def csr_from_arrays(arrays: Mapping[str, np.ndarray]) -> Tensor:
-    """Make a float32 CSR tensor from the arrays that ``scipy.sparse.save_npz`` writes, in any of its formats.
+def scipy_csr(arrays: Mapping[str, np.ndarray], prefix: str = "") -> sp.csr_matrix:
+    """Make a CSR matrix with the stored dtype from the arrays that ``scipy.sparse.save_npz`` writes, in any format.
 
     Args:
         arrays: at least ``shape``, ``data`` and the arrays of the format; without ``format``, CSR is assumed.
+        prefix: what all names begin with.
 
     Raises:
         ValueError: an array is missing, or they do not form a matrix.
     """
-    return csr_from_scipy(scipy_csr(arrays))
-
-
-def scipy_csr(arrays: Mapping[str, np.ndarray], prefix: str = "") -> sp.csr_matrix:
-    """Like :func:`csr_from_arrays`, but a SciPy matrix with the stored dtype; all names begin with ``prefix``."""
     kind = _text(arrays[f"{prefix}format"]) if f"{prefix}format" in arrays else "csr"
     if kind not in _ARRAYS:
         raise ValueError(f"its format is {kind!r}, expected one of {', '.join(_ARRAYS)}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -14,7 +15,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from rbm.datasets.readers.features import csr_from_scipy
-from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_arrays, csr_from_tensor, scipy_csr
+from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_tensor, scipy_csr
 from rbm.datasets.readers.node_ids import (
     NodeIds,
     column_names,
@@ -160,26 +161,24 @@ def _read_npz(path: Path) -> dict[str, Any]:
             raise ValueError(f"dataset: {path} holds a sparse matrix as {layout.tolist()!r}, expected CSR")
         if any(name in found for name in NAMES["x"]):
             raise ValueError(f"dataset: {path} holds features twice, dense and as {', '.join(_SPARSE)}")
-        found["x"] = _csr(path, found)
+        found["x"] = csr_from_scipy(_sparse(path, found))
         names = ["x", *(name for name in names if name not in (*_SPARSE, "format"))]
     return {name: as_tensor(found[name], f"{path}, {name}", sparse=True) if name in PART_OF else None for name in names}
 
 
 def _benchmark(path: Path) -> dict[str, Any]:
-    """Read a file of the gnn-benchmark (Shchur et al. 2018): the arrays of two CSR matrices, and labels."""
-    names, found = read_npz(path, lambda name: name.startswith(("adj_", "attr_")) or name == "labels")
-    try:
-        adjacency = scipy_csr(found, "adj_").tocoo()
-        parts = {"edge_index": torch.from_numpy(np.stack([adjacency.row, adjacency.col]).astype(np.int64))}
-        if "attr_data" in found:
-            parts["x"] = csr_from_scipy(scipy_csr(found, "attr_"))
-    except ValueError as error:
-        raise ValueError(f"dataset: {path} holds no sound sparse matrix: {error}") from error
-    if "labels" in found:
-        parts["y"] = as_tensor(found["labels"], f"{path}, labels")
+    """Read a file of the gnn-benchmark (Shchur et al. 2018): two CSR matrices, labels, and other parts if added."""
+    names, found = read_npz(path, lambda name: name.startswith(("adj_", "attr_")) or name in PART_OF)
+    adjacency = _sparse(path, found, "adj_").tocoo()
+    parts = {name: as_tensor(value, f"{path}, {name}") for name, value in found.items() if name in PART_OF}
+    parts["edge_index"] = torch.from_numpy(np.stack([adjacency.row, adjacency.col]).astype(np.int64))
+    if "attr_data" in found:
+        if "x" in parts:
+            raise ValueError(f"dataset: {path} holds features twice, as x and as attr_data")
+        parts["x"] = csr_from_scipy(_sparse(path, found, "attr_"))
     if adjacency.nnz and not (adjacency.data == adjacency.data[0]).all():
         parts["adj_data"] = None  # weights, which are not read
-    return {name: None for name in names if not name.startswith(("adj_", "attr_", "labels"))} | parts
+    return {name: None for name in names if not name.startswith(("adj_", "attr_"))} | parts
 
 
 def _unpickled(path: Path, names: list[str]) -> str:
@@ -192,9 +191,9 @@ def _unpickled(path: Path, names: list[str]) -> str:
     )
 
 
-def _csr(path: Path, arrays: dict[str, np.ndarray]) -> Tensor:
+def _sparse(path: Path, arrays: dict[str, np.ndarray], prefix: str = "") -> sp.csr_matrix:
     try:
-        return csr_from_arrays(arrays)
+        return scipy_csr(arrays, prefix)
     except ValueError as error:
         raise ValueError(f"dataset: {path} holds no sound sparse matrix: {error}") from error
 
@@ -339,7 +338,7 @@ def _read_npz_part(path: Path) -> Tensor:
     except ValueError as error:
         raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
     if sparse:
-        return _csr(path, found)
+        return csr_from_scipy(_sparse(path, found))
     if not single:
         raise ValueError(
             f"dataset: {path} holds {', '.join(names) or 'nothing'}, expected one array or a sparse matrix"

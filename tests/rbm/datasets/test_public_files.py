@@ -126,6 +126,15 @@ def test_a_file_of_the_gnn_benchmark(tmp_path, caplog):
     np.savez(tmp_path / "weighted.npz", labels=parts["y"].numpy(), **weights)
     assert load_graph(tmp_path / "weighted.npz", small_classes="share").edge_index.tolist() == edges.tolist()
     assert "weighted.npz: adj_data is not used, since teachers and encodings treat all edges alike" in caplog.text
+    place = np.arange(NODES)
+    added = {"train_mask": place < 2, "val_mask": place == 2, "test_mask": place > 2, "num_classes": np.array(9)}
+    np.savez(tmp_path / "split.npz", labels=parts["y"].numpy(), **arrays, **added)
+    data = load_graph(tmp_path / "split.npz")
+    assert data.train_mask.tolist() == added["train_mask"].tolist(), "a split in the file is not drawn anew"
+    assert data.num_classes == 9
+    np.savez(tmp_path / "twice.npz", labels=parts["y"].numpy(), x=parts["x"].numpy(), **arrays)
+    with pytest.raises(ValueError, match=r"twice.npz holds features twice, as x and as attr_data"):
+        load_graph(tmp_path / "twice.npz")
     arrays["adj_indices"] = arrays["adj_indices"] + NODES
     np.savez(tmp_path / "bad.npz", labels=parts["y"].numpy(), **arrays)
     with pytest.raises(ValueError, match=r"bad.npz holds no sound sparse matrix: indices range from"):
