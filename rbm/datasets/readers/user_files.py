@@ -1,7 +1,7 @@
 """A user's own graph from files: accepted names and formats, and how the files are opened safely."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +145,12 @@ def _read_saved(path: Path) -> dict[str, Any]:
 def _read_npz(path: Path) -> dict[str, Any]:
     pickled = pickled_arrays(path)
     try:
-        names, found = read_npz(path, (*PART_OF, *SPARSE_NAMES))
-        lacks = [part for part in ("edge_index", "y") if not any(name in found for name in NAMES[part])]
+        names, found = _arrays(path, (*PART_OF, *SPARSE_NAMES))
     except ValueError as error:
         if pickled:
             raise ValueError(_unpickled(path, pickled)) from error
-        raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
+        raise
+    lacks = [part for part in ("edge_index", "y") if not any(name in found for name in NAMES[part])]
     if {"adj_data", "adj_indices", "adj_indptr", "adj_shape"} <= set(names) and "edge_index" in lacks:
         return _benchmark(path)
     if pickled and lacks:
@@ -168,7 +168,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
 def _benchmark(path: Path) -> dict[str, Any]:
     """Read a file of the gnn-benchmark (Shchur et al. 2018): two CSR matrices, labels, and other parts if added."""
-    names, found = read_npz(path, lambda name: name.startswith(("adj_", "attr_")) or name in PART_OF)
+    names, found = _arrays(path, lambda name: name.startswith(("adj_", "attr_")) or name in PART_OF)
     adjacency = _sparse(path, found, "adj_").tocoo()
     parts = {name: as_tensor(value, f"{path}, {name}") for name, value in found.items() if name in PART_OF}
     parts["edge_index"] = torch.from_numpy(np.stack([adjacency.row, adjacency.col]).astype(np.int64))
@@ -189,6 +189,13 @@ def _unpickled(path: Path, names: list[str]) -> str:
         " allow_pickle=True), then numpy.savez(NEW, x=MATRIX.toarray(), edges=numpy.stack(MATRIX.nonzero()),"
         " y=LABELS), where a['NAME'].item() is a MATRIX of SciPy"
     )
+
+
+def _arrays(path: Path, wanted: Iterable[str] | Callable[[str], bool]) -> tuple[list[str], dict[str, np.ndarray]]:
+    try:
+        return read_npz(path, wanted)
+    except ValueError as error:
+        raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
 
 
 def _sparse(path: Path, arrays: dict[str, np.ndarray], prefix: str = "") -> sp.csr_matrix:
@@ -242,7 +249,6 @@ def _check_tensor(value: Tensor, where: str, sparse: bool) -> None:
 
 
 def _read_folder(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
     paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
     parts = [path for path in paths if path.suffix in _READERS and path.is_file() and path.stem in PART_OF]
     others = [path for path in paths if path not in parts and path.suffix in _READERS]
@@ -256,10 +262,9 @@ def _read_folder(folder: Path) -> dict[str, Any]:
         ids = _checked(NodeIds, names, named[0])
         if x is None:
             raise ValueError(_only_ids(named[0]))
-    for path in paths:
-        if path not in parts:
-            found[f"./{path.name}"] = None  # mentioned in the message if a part is missing
-            continue
+    # Other files are mentioned in the message if a part is missing.
+    found: dict[str, Any] = {f"./{path.name}": None for path in paths if path not in parts}
+    for path in parts:
         if path.stem in found:
             raise ValueError(f"dataset: {folder} holds {path.stem} in two formats, expected one of them")
         _checked(_check_columns, path, ids)
@@ -331,12 +336,9 @@ def _read_npy(path: Path) -> Tensor:
 
 def _read_npz_part(path: Path) -> Tensor:
     """Read a matrix written by ``scipy.sparse.save_npz``, or the only array of an archive."""
-    try:
-        names, _ = read_npz(path, ())
-        sparse, single = "format" in names, len(names) == 1
-        _, found = read_npz(path, SPARSE_NAMES if sparse else names if single else ())
-    except ValueError as error:
-        raise ValueError(f"dataset: {path} is no .npz of plain arrays: {error}") from error
+    names, _ = _arrays(path, ())
+    sparse, single = "format" in names, len(names) == 1
+    _, found = _arrays(path, SPARSE_NAMES if sparse else names if single else ())
     if sparse:
         return csr_from_scipy(_sparse(path, found))
     if not single:
@@ -386,8 +388,7 @@ def _from_table(path: Path, table: Tensor) -> Tensor:
                 f"dataset: {path} has {table.size(1)} columns, expected two, from and to; edge weights are not used"
             )
         return table.t()
-    single = table.dim() == 2 and table.size(1) == 1 and part not in ("x", "teacher_logits")
-    return table[:, 0] if single else table
+    return table[:, 0] if table.shape[1:] == (1,) and part not in ("x", "teacher_logits") else table
 
 
 _READERS: dict[str, Callable[[Path], Tensor]] = {

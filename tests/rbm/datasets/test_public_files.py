@@ -135,6 +135,9 @@ def test_a_file_of_the_gnn_benchmark(tmp_path, caplog):
     np.savez(tmp_path / "twice.npz", labels=parts["y"].numpy(), x=parts["x"].numpy(), **arrays)
     with pytest.raises(ValueError, match=r"twice.npz holds features twice, as x and as attr_data"):
         load_graph(tmp_path / "twice.npz")
+    np.savez(tmp_path / "objects.npz", labels=parts["y"].numpy(), **(arrays | {"attr_data": pickled}))
+    with pytest.raises(ValueError, match=r"^dataset: .*objects.npz is no .npz of plain arrays: it holds"):
+        load_graph(tmp_path / "objects.npz")
     arrays["adj_indices"] = arrays["adj_indices"] + NODES
     np.savez(tmp_path / "bad.npz", labels=parts["y"].numpy(), **arrays)
     with pytest.raises(ValueError, match=r"bad.npz holds no sound sparse matrix: indices range from"):
