@@ -9,13 +9,12 @@ from torch_geometric.data import Data
 from torch_geometric.utils import add_self_loops
 
 from rbm.config import EncodingConfig
-from rbm.datasets.encodings.deepwalk import deepwalk, random_walks
+from rbm.datasets.encodings.deepwalk import deepwalk, gensim_version, random_walks
 from rbm.datasets.encodings.label_propagation import label_propagation
 from rbm.datasets.encodings.transfer import FILLS, transfer
 from rbm.datasets.splits import GraphSplit
 from rbm.nn.sparse_rows import SparseRows, in_single_precision
 from rbm.utils.cache import Cache
-from rbm.utils.environment import package_version
 
 # All seeds of a transductive experiment share one graph, and therefore its DeepWalk positions.
 _SHARED_SEED = 0
@@ -103,7 +102,7 @@ def _positions(
     edges, num_nodes = with_self_loops(observed, config), observed.num_nodes
     rows = cache.tensors(
         "deepwalk",
-        {**settings, "num_nodes": num_nodes, "gensim": package_version("gensim")},
+        {**settings, "num_nodes": num_nodes, "gensim": gensim_version()},
         [edges],
         lambda: {"positions": deepwalk(edges, num_nodes, **settings, advance=advance)},
     )["positions"]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rbm.datasets.encodings.graph import check_edges
 from rbm.datasets.encodings.skip_gram import skip_gram
+from rbm.utils.environment import package_version
 
 # gensim silently truncates longer sentences.
 _LONGEST_WALK = 10_000
@@ -128,9 +129,14 @@ def deepwalk(
         "seed": seed,
         "advance": advance,
     }
-    if find_spec("gensim"):
+    if gensim_version():
         return torch.from_numpy(_word2vec(walks, num_nodes, workers=workers, **settings))
     return torch.from_numpy(skip_gram(walks, num_nodes, **settings))
+
+
+def gensim_version() -> str:
+    """The version of the gensim that trains positions, or an empty string where :func:`skip_gram` does."""
+    return package_version("gensim") if find_spec("gensim") else ""
 
 
 def _word2vec(
