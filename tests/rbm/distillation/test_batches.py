@@ -65,6 +65,16 @@ def test_batches_add_up_to_the_papers_loss(mean, forward, batch_size):
     assert sum(batch.auxiliary_weight for batch in batches) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("forward", ["node", "pair"])
+def test_an_epoch_ends_in_a_step(forward):
+    """With one step per epoch, it follows the last batch: earlier, later batches would count for nothing."""
+    for step_per_batch in (False, True):
+        problem = Problem(DistillConfig(forward=forward, batch_size=6, step_per_batch=step_per_batch))
+        *earlier, last = (batch.ends_step for batch in problem.batches())
+        assert last
+        assert set(earlier) == {step_per_batch}
+
+
 def test_temperature_squared():
     config = DistillConfig(label_weight=0.0, temperature=3.0)
     problem = Problem(config)

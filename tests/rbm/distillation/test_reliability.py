@@ -62,6 +62,19 @@ def test_fit_reproduces_a_known_power(power, ignore_empty_bins):
     assert fitted == pytest.approx(power, rel=0.08)
 
 
+@pytest.mark.parametrize(("bin_offset", "shift"), [("center", 0.125), ("released", 0.05)])
+def test_fit_of_a_few_nodes_by_hand(bin_offset, shift):
+    """Four bins with shares 1, 2 / 3, 1 / 2 and 1 / 4; the last is rescaled to zero."""
+    change = torch.tensor([0.1, 0.3, 0.4, 0.45, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
+    agree = torch.tensor([True, True, True, False, True, False, True, False, False, False])
+    x, shares = torch.arange(4) / 4 + shift, (torch.tensor([1, 2 / 3, 1 / 2, 1 / 4]) - 1 / 4) / (3 / 4)
+    powers = torch.linspace(0.1, 3, 29_001, dtype=torch.float64)
+    errors = (1 - x.double() ** powers[:, None] - shares).square().sum(1)
+    for ignore_empty_bins in (False, True):
+        how = {"num_bins": 4, "bin_offset": bin_offset, "ignore_empty_bins": ignore_empty_bins}
+        assert fit_power(change, agree, **how) == pytest.approx(powers[errors.argmin()].item(), abs=2e-4)
+
+
 def test_released_offset_and_empty_bins_shift_the_fit():
     """With fifty bins, 0.05 is two and a half bins to the right; empty bins count as no agreement."""
     change = torch.rand(100_000, dtype=torch.float64)
@@ -81,6 +94,7 @@ def test_released_offset_and_empty_bins_shift_the_fit():
         (torch.zeros(10), torch.ones(10, dtype=torch.bool)),
         (torch.rand(10), torch.zeros(10, dtype=torch.bool)),
         (torch.empty(0), torch.empty(0, dtype=torch.bool)),
+        (torch.linspace(0, 1, 5000), torch.linspace(0, 1, 5000) > 0.98),  # fits best with a negative exponent
     ],
 )
 def test_what_cannot_be_fitted_moves_nothing(change, agree):
@@ -101,6 +115,18 @@ def test_probabilities_and_momentum():
     again = Reliability(many, reliability.config)
     again.restore(reliability.state())
     assert again.power == reliability.power
+
+
+def test_learning_is_set_by_the_configuration():
+    change = 0.5 * torch.rand(5000)
+    agree = torch.rand(5000) < 1 - change**2
+    for settings in (
+        {"num_bins": 7, "bin_offset": "center", "ignore_empty_bins": True},
+        {"num_bins": 20, "bin_offset": "released", "ignore_empty_bins": False},
+    ):
+        reliability = Reliability(change, ReliabilityConfig(power_momentum=0.0, **settings))
+        reliability.learn(agree)
+        assert reliability.power == fit_power(change, agree, **settings)
 
 
 def test_schedule():

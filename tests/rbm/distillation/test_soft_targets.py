@@ -74,7 +74,7 @@ def test_node_wise_equals_pair_wise(graph, answers, mean, draw, mode):
 
 
 def test_weights_of_the_papers_means(graph):
-    trust = torch.rand(NODES, dtype=torch.float64)
+    trust = 1e-6 * torch.rand(NODES, dtype=torch.float64)  # only ratios count
     trust[graph.sources[graph.crow[5] : graph.crow[6]]] = 0.0
     pairs = weigh_pairs(graph, trust, mean="nodes", draw="expectation")
     assert pairs.own == 1 / NODES
@@ -108,6 +108,19 @@ def test_draws_average_to_the_expectation(graph, mean):
         assert (torch.stack(draws) > 0).double().sum(1).unique().numel() == 1, (
             "one neighbour for each node that has any"
         )
+
+
+@pytest.mark.parametrize("point", [0.0, 1.0])
+def test_a_draw_at_an_end_of_a_nodes_odds_is_one_of_its_neighbors(graph, point, monkeypatch):
+    """Rounding may move a point to the end, where the odds of the next node begin."""
+    trust = torch.rand(NODES, dtype=torch.float64)
+    trust[::3] = 0.0
+    monkeypatch.setattr(torch, "rand", lambda size, **options: torch.full((size,), point, **options))
+    drawn = weigh_pairs(graph, trust, mean="nodes", draw="sample").neighbors
+    reached = graph.sums(trust[graph.sources]) > 0
+    torch.testing.assert_close(graph.sums(drawn), reached.double() / NODES)
+    if point == 0.0:
+        assert (trust[graph.sources[drawn > 0]] > 0).all(), "no node that is not trusted at all"
 
 
 def test_no_trust_leaves_neighbors_out(graph, answers):

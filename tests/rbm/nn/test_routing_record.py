@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import rbm
 from rbm import FusedRbMLayer, RbMFeedForward
+from rbm.config import RbMConfig
 from rbm.nn import losses
 
 
@@ -110,6 +111,15 @@ def test_a_repeated_forward_is_neither_recorded_nor_counted(use_reentrant):
         checkpoint(layer, x, use_reentrant=use_reentrant).sum().backward()
     assert len(routing.calls[""]) == 1
     assert rbm.expert_usage(layer)[""].rows == 7
+
+
+def test_auxiliary_loss_has_the_weights_of_the_configuration():
+    net, config = model(), RbMConfig()
+    names = ("commitment_weight", "self_similarity_weight", "load_balance_weight")
+    with rbm.record_routing(net) as routing:
+        net(torch.randn(11, 3))
+    expected = rbm.auxiliary_loss(net, routing, **{name: getattr(config, name) for name in names})
+    torch.testing.assert_close(rbm.auxiliary_loss(net, routing), expected, rtol=0, atol=0)
 
 
 def test_auxiliary_loss_is_the_sum_over_layers():

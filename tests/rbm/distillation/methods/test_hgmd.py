@@ -77,10 +77,11 @@ def test_loss_and_gradient_equal_a_loop_over_pairs(trainer, teacher_outputs, sch
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("beta", "least", "most"), [(0.4, 0.32, 0.5), (50.0, 0.0, 0.1)])
 def test_the_first_epoch_mixes_along_all_edges_with_the_hard_labels_beside(
-    trainer, split, teacher_outputs, monkeypatch
+    trainer, split, teacher_outputs, monkeypatch, beta, least, most
 ):
-    ours, seen = trainer(label_weight=0.3, temperature=0.7), []
+    ours, seen = trainer(label_weight=0.3, temperature=0.7, beta=beta), []
     monkeypatch.setattr(ours, "aggregate", lambda *given: seen.append(given) or HGMDTrainer.aggregate(ours, *given))
     logits = ours.model(split.observed.x)
     loss = ours.train_epoch(0)
@@ -88,7 +89,7 @@ def test_the_first_epoch_mixes_along_all_edges_with_the_hard_labels_beside(
     assert torch.equal(drawn, torch.arange(len(ours.graph)))
     assert (probability == 1).all()
     assert ((share > 0) & (share < 1)).all()
-    assert share.std() > 0.2, "Beta(0.4, 0.4) lies at the ends"
+    assert least < share.std() < most, "Beta(0.4, 0.4) lies at the ends, Beta(50, 50) in the middle"
     soft = ours.aggregate(drawn, probability, share).loss(logits, None, 0.7, "softmax")
     hard = F.cross_entropy(logits[split.observed.train_mask], split.observed.y[split.observed.train_mask])
     assert loss == pytest.approx((0.3 * hard + 0.7 * soft).item(), rel=1e-5)

@@ -98,3 +98,26 @@ def test_the_exponent_moves_when_it_is_due(split, teacher_outputs, change):
     other = trainer_of(split, teacher_outputs)
     other.restore(ours.state())
     assert other.reliability.power == powers[-1]
+
+
+def test_the_exponent_is_learned_from_where_student_and_teacher_agree(split, teacher_outputs, change, monkeypatch):
+    ours, seen = trainer_of(split, teacher_outputs, reliability={"update_start_epoch": 0}), []
+    monkeypatch.setattr(ours.reliability, "learn", seen.append)
+    ours.train_epoch(0)
+    ours.evaluate()
+    agree = ours.model(split.observed.x).argmax(-1) == teacher_outputs.soft_labels.argmax(-1)
+    assert 0 < agree.sum() < len(agree) / 2
+    assert [found.tolist() for found in seen] == [agree.tolist()]
+
+
+def test_the_noise_is_that_of_its_own_settings_and_of_the_seed(split, teacher_outputs, monkeypatch):
+    asked = []
+
+    def entropy_change(self, *given):
+        asked.append(given)
+        return torch.zeros(len(self.soft_labels))
+
+    monkeypatch.setattr(TeacherOutputs, "entropy_change", entropy_change)
+    config = Config().updated({"seed": 7, "krd": {"reliability": {"noise_std": 0.3}}})
+    KRDTrainer(MLPStudent(6, 8, 4), split, teacher_outputs, config)
+    assert asked == [(config.krd.reliability, 7)]

@@ -60,7 +60,7 @@ def test_the_cache_knows_the_nodes_of_each_set(small_graph, tmp_path):
     def trainings(data, **changes) -> int:
         config = Config().updated(changes)
         task = DistillationTask(split_graph(data), None, config, 3, None, None, Progress(None), Cache(tmp_path))
-        task.fit = lambda phase, trainer, network: phases.append(phase) or {"val_accuracy": 0.5}
+        task.fit = lambda phase, _, network: phases.append((phase, network.min_epochs)) or {"val_accuracy": 0.5}
         labels.train_labels(task)
         return len(phases)
 
@@ -71,3 +71,17 @@ def test_the_cache_knows_the_nodes_of_each_set(small_graph, tmp_path):
         assert trainings(other) == count, name
     assert trainings(small_graph, seed=1) == 7
     assert trainings(small_graph, teacher={"lr": 0.02}) == 8
+    assert trainings(small_graph, precision="bfloat16") == 9
+    assert set(phases) == {("labels", 0)}, "a teacher's least number of epochs is for its soft labels"
+
+
+def test_the_float32_model_of_a_mixed_precision_training_is_evaluated_anew(small_graph):
+    trainer = LabelsTrainer(MLPStudent(small_graph.num_features, 8, 3), split_graph(small_graph), Config().teacher)
+    trainer.model.eval()
+    trainer.precision, trainer.best = "bfloat16", (1.0, 0.123)
+    trainer.at_best_epoch(0)
+    trainer.precision = "float32"
+    assert trainer.evaluate() == NodeTrainer.evaluate(trainer)
+    trainer.best = (1.0, 0.123)
+    trainer.at_best_epoch(0)
+    assert trainer.best == (1.0, 0.123), "nothing changed in float32"
