@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rbm.config import DistillConfig
+from rbm.distillation import batches as module
 from rbm.distillation.adversarial import pgd_perturb
 from rbm.distillation.batches import node_batches, pair_batches
 from rbm.distillation.soft_targets import Neighborhood, SoftTargets, weigh_pairs
@@ -73,6 +74,26 @@ def test_an_epoch_ends_in_a_step(forward):
         *earlier, last = (batch.ends_step for batch in problem.batches())
         assert last
         assert set(earlier) == {step_per_batch}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("forward", ["node", "pair"])
+@pytest.mark.parametrize("batch_size", [0, 6])
+def test_the_mean_over_ranks_is_the_loss_of_the_batch(monkeypatch, ranks, forward, batch_size):
+    problem = Problem(DistillConfig(forward=forward, batch_size=batch_size))
+    monkeypatch.setattr(module, "world_size", lambda: ranks)
+    for batch in problem.batches():
+        parts = []
+        for rank in range(ranks):
+            of_rank = lambda count, rank=rank: slice(count * rank // ranks, count * (rank + 1) // ranks)  # noqa: E731
+            monkeypatch.setattr(module, "local_slice", of_rank)
+            parts.append(batch.local_part(NODES, torch.device("cpu")))
+        # A rank without labels has no mean of them.
+        losses_of_ranks = [problem.loss(part if part.hard_weight else part._replace(labelled=None)) for part in parts]
+        torch.testing.assert_close(sum(losses_of_ranks) / ranks, problem.loss(batch), rtol=1e-12, atol=1e-12)
+        assert sum(part.share for part in parts) == pytest.approx(ranks)
+        rows = torch.arange(NODES) if batch.nodes is None else batch.nodes
+        assert torch.cat([part.nodes for part in parts]).tolist() == rows.tolist()
 
 
 def test_temperature_squared():

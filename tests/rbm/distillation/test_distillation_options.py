@@ -162,11 +162,12 @@ def trainer_of(config: Config, graph: Data, teacher_outputs: TeacherOutputs | No
 
 
 def test_the_exponent_is_learned_from_where_student_and_teacher_agree(small_graph, quick, monkeypatch):
-    split = split_graph(small_graph)
     logits = torch.randn(60, 3)
     teacher_outputs = TeacherOutputs(logits, logits, {})
     monkeypatch.setattr(TeacherOutputs, "entropy_change", lambda self, config, seed: torch.rand(60))
     trainer = trainer_of(quick, small_graph, teacher_outputs)
+    learn, seen = trainer.reliability.learn, []
+    monkeypatch.setattr(trainer.reliability, "learn", lambda agree: seen.append(agree) or learn(agree))
     before = None
     for epoch in range(6):
         trainer.model.train()
@@ -174,25 +175,28 @@ def test_the_exponent_is_learned_from_where_student_and_teacher_agree(small_grap
         trainer.model.eval()
         trainer.evaluate()
         assert (trainer.reliability.power != 1.0) == (epoch >= 3)
+        agree = trainer.model(small_graph.x).argmax(-1) == logits.argmax(-1)
+        assert [found.tolist() for found in seen] == [agree.tolist()] * (epoch >= 3)
+        seen.clear()
         before = before or trainer.targets
     trainer.model.train()
     trainer.train_epoch(6)
     assert not torch.equal(before.mass, trainer.targets.mass), "targets follow the exponent"
-    assert split.observed.num_nodes == 60
 
 
 def test_adversarial_passes_leave_the_memory_alone_unless_asked(small_graph, quick):
-    def memory_after_an_epoch(**options) -> torch.Tensor:
+    def memory_after_two_epochs(**options) -> torch.Tensor:
         torch.manual_seed(0)
         config = quick.updated({"distill": {"adversarial_steps": 2, **options}, "rbm": {"pretrain_epochs": 0}})
         config = config.updated({"rbm": {"self_similarity_weight": 0.0}})
         trainer = trainer_of(config, small_graph)
-        trainer.train_epoch(0)
+        for epoch in range(2):
+            trainer.train_epoch(epoch)
         trainer.model.eval()
         return trainer.model.layers[0].memory.clone()
 
-    plain, calm = memory_after_an_epoch(), memory_after_an_epoch(adversarial_weight=1e-6)
-    moved = memory_after_an_epoch(adversarial_weight=1e-6, update_memory_on_adversarial=True)
+    plain, calm = memory_after_two_epochs(), memory_after_two_epochs(adversarial_weight=1e-6)
+    moved = memory_after_two_epochs(adversarial_weight=1e-6, update_memory_on_adversarial=True)
     assert torch.equal(plain, calm)
     assert not torch.allclose(plain, moved, atol=1e-4)
 

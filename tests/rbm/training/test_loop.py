@@ -1,6 +1,7 @@
 """The epoch loop: selection by validation, early stopping, checkpoints."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from rbm.config import Config
 from rbm.training import loop as training
-from rbm.training.loop import fit
+from rbm.training.loop import fit, fit_phase
 from rbm.training.run_folder import RunFolder, read_metrics
 from rbm.training.selection import Accuracies, EpochLimits
 from rbm.utils.progress import Progress
@@ -23,15 +24,17 @@ class Script:
         self.model = nn.Linear(1, 1)
         nn.init.zeros_(self.model.weight)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        self.val, self.test, self.epoch, self.resumed = val, test or val, -1, None
+        self.val, self.test, self.epoch, self.resumed, self.restored = val, test or val, -1, None, None
 
     def train_epoch(self, epoch):
+        assert self.model.training
         self.epoch = epoch
         with torch.no_grad():
             self.model.weight += 1
         return 1.0 / (epoch + 1)
 
     def evaluate(self):
+        assert not self.model.training
         return Accuracies(1.0, self.val[self.epoch], self.test[self.epoch])
 
     def resume_at(self, epoch):
@@ -44,7 +47,7 @@ class Script:
         return {"seen": self.epoch}
 
     def restore(self, state):
-        pass
+        self.restored = state
 
 
 def run(trainer, folder=None, progress=None, **limits):
@@ -90,11 +93,12 @@ def test_min_epochs_are_not_selected():
     assert run(Script(val), min_epochs=100).best_epoch == 5, "a short run still selects its last epoch"
 
 
-def test_loss_that_is_not_finite():
+@pytest.mark.parametrize("loss", ["nan", "inf"])
+def test_loss_that_is_not_finite(loss):
     for first in (0, 2):
         trainer = Script(val=[0.1] * 6)
-        trainer.train_epoch = lambda epoch, first=first: float("nan") if epoch == first else 1.0
-        message = f"loss of phase 'rbm' became nan in epoch {first}; a smaller learning rate usually helps"
+        trainer.train_epoch = lambda epoch, first=first: float(loss) if epoch == first else 1.0
+        message = f"loss of phase 'rbm' became {loss} in epoch {first}; a smaller learning rate usually helps"
         with pytest.raises(FloatingPointError, match=message) as caught:
             run(trainer)
         assert ("features of a smaller scale" in str(caught.value)) == (first == 0)
@@ -112,7 +116,7 @@ def test_continues_from_a_checkpoint(tmp_path, monkeypatch):
 
     again = Script(val)
     result = run(again, folder=RunFolder(folder.path, Config(), resume=True))
-    assert again.resumed == 3
+    assert (again.resumed, again.restored) == (3, {"seen": 2})
     assert result == whole
     assert again.model.weight.item() == whole.best_epoch + 1
     assert [record["epoch"] for record in read_metrics(folder.path)] == list(range(6))
@@ -129,9 +133,24 @@ def test_a_training_that_was_over_is_not_continued(tmp_path, monkeypatch):
 
     again = Script(val)
     result = run(again, folder=RunFolder(folder.path, Config(), resume=True), patience=3)
-    assert (again.resumed, again.epoch) == (4, -1), "no further epoch"
+    assert (again.resumed, again.epoch, again.model.training) == (4, -1, False), "no further epoch"
     assert result == run(Script(val), patience=3)
     assert again.model.weight.item() == result.best_epoch + 1
+
+
+def test_a_finished_phase_is_loaded_as_its_training_left_it(tmp_path):
+    folder, network = RunFolder(tmp_path / "run", Config()), replace(Config().mlp, max_epochs=4, patience=10)
+
+    def trained(trainer):
+        result = fit_phase("rbm", trainer, network, folder, Progress(None), warmup=2, select_warmup=True)
+        assert result["best_epoch"] == 1
+        assert (trainer.model.weight.item(), trainer.model.training, trainer.precision) == (2, False, "float32")
+        return result
+
+    first, again = (Script(val=[0.1, 0.5, 0.3, 0.4, 0.2, 0.1]) for _ in range(2))
+    again.precision = "bfloat16"
+    assert trained(first) == trained(again)
+    assert (first.resumed, again.resumed, again.epoch) == (None, 3, -1), "after the first epoch past the warmup"
 
 
 def test_checkpoint_of_another_phase_is_not_taken(tmp_path):
@@ -144,9 +163,12 @@ def test_checkpoint_of_another_phase_is_not_taken(tmp_path):
 
 def test_metrics_have_one_line_an_epoch(tmp_path):
     folder = RunFolder(tmp_path / "run", Config())
-    run(Script(val=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), folder=folder)
+    val, test = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.9, 0.8, 0.7, 0.6, 0.5, 0.4]
+    run(Script(val, test), folder=folder)
     records = read_metrics(folder.path)
     assert [record["epoch"] for record in records] == list(range(6))
+    accuracies = [tuple(record[f"{name}_accuracy"] for name in ("train", "val", "test")) for record in records]
+    assert accuracies == list(zip([1.0] * 6, val, test, strict=True))
     assert set(records[0]) == {
         "phase", "epoch", "loss", "train_accuracy", "val_accuracy", "test_accuracy", "seconds",
     }  # fmt: skip

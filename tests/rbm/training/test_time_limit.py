@@ -59,6 +59,19 @@ def test_a_training_that_may_end_in_time_goes_on():
     assert current_limit().seconds == float("inf"), "the limit ends with its block"
 
 
+def test_one_slow_epoch_does_not_end_a_training_that_is_fast_otherwise(clock):
+    trainer = Slow()
+
+    def train_epoch(epoch):
+        clock[0] += 50.0 if epoch == 1 else 1.0
+        trainer.epochs += 1
+        return 1.0
+
+    trainer.train_epoch = train_epoch
+    with time_limit(100.0):
+        assert fit("mlp", trainer, EpochLimits(max_epochs=6, patience=10), progress=Progress(None)).epochs == 6
+
+
 @pytest.mark.parametrize(
     ("epoch", "best", "options", "left"),
     [

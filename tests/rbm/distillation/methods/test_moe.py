@@ -232,6 +232,9 @@ def test_further_experts_are_active_ones(small_graph, quick):
     summaries = [result.summary["moe"] for result in (plain_run, wider)]
     assert summaries[0]["parameters"] == summaries[1]["parameters"]
     assert summaries[1]["active_parameters"] - summaries[0]["active_parameters"] == one_expert
+    for summary in summaries:
+        assert summary["epochs"] == 3
+        assert summary["best_epoch"] > 0, "an epoch of pretraining is not selected"
 
 
 def test_counted_parameters():

@@ -1,0 +1,131 @@
+"""The common loss of the students (Eqs. 9 and 12) and its gradient, compared with loops over nodes and edges."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rbm.config import Config
+from rbm.datasets.splits import split_graph
+from rbm.distillation import trainer as trainers
+from rbm.distillation.trainer import StudentTrainer
+from rbm.nn import losses
+from rbm.nn.students import MLPStudent
+from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits
+
+T = 0.7
+
+
+@pytest.fixture
+def trainer(small_graph, monkeypatch):
+    """A trainer without randomness, with hidden rows of the teacher and less trust in each further node."""
+    monkeypatch.setattr(TeacherOutputs, "entropy_change", lambda self, *_: torch.linspace(0, 1, len(self.soft_labels)))
+    for name in ("train_mask", "val_mask", "test_mask"):
+        small_graph[name] = small_graph[name].flip(0)  # unseen nodes come first: nodes have other places without them
+
+    def make(setting="transductive", **distill) -> StudentTrainer:
+        # Without ten nodes, a node's place is that of a node of another class.
+        split = split_graph(small_graph, setting, unseen_fraction=1 / 3)
+        outputs = outputs_from_logits(torch.randn(60, 3), split)
+        outputs = replace(outputs, hidden=torch.randn(split.observed.num_nodes, 5))
+        distill = {"label_weight": 0.3, "temperature": T, "neighbors": True, "shuffle": False, **distill}
+        config = Config().updated({"distill": distill, "mlp": {"dropout": 0.0}, "reliability": {"init_power": 2.0}})
+        return StudentTrainer(MLPStudent(12, 8, 3), split, outputs, config)
+
+    return make
+
+
+def expected_loss(ours: StudentTrainer, x: torch.Tensor, mean: str = "nodes") -> torch.Tensor:
+    """The loss of rows ``x`` of all observed nodes."""
+    observed, teacher = ours.split.observed, ours.teacher_outputs.soft_labels
+    logits, trust = ours.model(x), 1 - torch.linspace(0, 1, len(teacher)) ** 2
+    p, q = (teacher / T).softmax(-1), (logits / T).softmax(-1)
+    divergence = lambda u, v: (p[u] * (p[u] / q[v]).log()).sum()  # noqa: E731
+    sources = [[] for _ in teacher]
+    for u, v in observed.edge_index.T.tolist():
+        sources[v].append(u)
+    soft, count = 0.0, len(teacher)
+    for v, neighbors in enumerate(sources):
+        odds = sum(float(trust[u]) for u in neighbors)
+        count += odds if mean == "pairs" else 0
+        divisor = odds if mean == "nodes" and odds > 0 else 1
+        soft = soft + divergence(v, v) + sum(float(trust[u]) / divisor * divergence(u, v) for u in neighbors)
+    hard = F.cross_entropy(logits[observed.train_mask], observed.y[observed.train_mask])
+    return 0.3 * hard + 0.7 * soft / count
+
+
+def stepped(ours: StudentTrainer) -> tuple[float, list[torch.Tensor]]:
+    """The loss of an epoch, and the gradients of its only step."""
+    seen = []
+    ours.optimizer_step = lambda: seen.append([parameter.grad.clone() for parameter in ours.model.parameters()])
+    ours.model.train()
+    loss = ours.train_epoch(0)
+    (gradients,) = seen
+    return loss, gradients
+
+
+def assert_steps_on(ours: StudentTrainer, expected: torch.Tensor) -> None:
+    gradients = torch.autograd.grad(expected, list(ours.model.parameters()))
+    loss, found = stepped(ours)
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
+    for one, other in zip(found, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+@pytest.mark.parametrize("batch_size", [0, 7])
+@pytest.mark.parametrize(("forward", "mean"), [("node", "nodes"), ("pair", "nodes"), ("node", "pairs")])
+def test_an_epoch_steps_on_the_papers_loss(trainer, setting, batch_size, forward, mean):
+    ours = trainer(setting, batch_size=batch_size, forward=forward, mean=mean)
+    assert_steps_on(ours, expected_loss(ours, ours.split.observed.x, mean))
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_logits_of_all_nodes_are_in_the_order_of_the_graph(trainer, setting):
+    ours = trainer(setting)
+    assert ours.first_layer is not None
+    with torch.no_grad():
+        torch.testing.assert_close(ours.all_logits(), ours.model.eval()(ours.split.graph.x))
+
+
+def test_weights_of_further_losses(trainer, monkeypatch):
+    """The perturbation is given here; auxiliary losses of both passes count, the similarity once."""
+    asked = []
+    monkeypatch.setattr(trainers, "pgd_perturb", lambda x, _, **how: asked.append(how) or x + 1)
+    ours = trainer(adversarial_weight=0.6, adversarial_eps=0.2, adversarial_steps=3, similarity_weight=0.4)
+    ours.auxiliary_loss = lambda trace, share: trace.last.square().mean()
+    x, nodes = ours.split.observed.x, ours.train_nodes
+    expected = 0.0
+    for weight, rows in ((1.0, x), (0.6, x + 1)):
+        auxiliary = ours.model(rows, return_trace=True)[1].last.square().mean()
+        expected = expected + weight * (expected_loss(ours, rows) + auxiliary)
+    hidden = ours.projection(ours.model(x, return_trace=True)[1].first[nodes]).relu()
+    similarity = losses.similarity_loss(hidden, ours.teacher_outputs.hidden[nodes])
+    assert_steps_on(ours, expected + 0.4 * similarity)
+    assert asked == [{"eps": 0.2, "steps": 3}]
+
+
+def test_the_projection_learns_and_is_part_of_the_state(trainer):
+    ours, other = trainer(similarity_weight=0.4), trainer(similarity_weight=0.4)
+    before = ours.projection.weight.clone()
+    ours.model.train()
+    ours.train_epoch(0)
+    assert not torch.equal(ours.projection.weight, before)
+    other.restore(ours.state())
+    assert torch.equal(other.projection.weight, ours.projection.weight)
+
+
+def test_the_noise_is_that_of_the_settings_and_of_the_seed(small_graph, monkeypatch):
+    asked = []
+
+    def entropy_change(self, *given):
+        asked.append(given)
+        return torch.zeros(60)
+
+    monkeypatch.setattr(TeacherOutputs, "entropy_change", entropy_change)
+    split = split_graph(small_graph)
+    for neighbors in (False, True):
+        config = Config().updated({"seed": 7, "distill": {"neighbors": neighbors}, "reliability": {"noise_std": 0.3}})
+        StudentTrainer(MLPStudent(12, 8, 3), split, outputs_from_logits(torch.randn(60, 3), split), config)
+    assert asked == [(config.reliability, 7)], "and none if no neighbour teaches"
