@@ -22,11 +22,10 @@ def trainer(small_graph, monkeypatch):
     """A trainer without randomness, with hidden rows of the teacher and less trust in each further node."""
     monkeypatch.setattr(TeacherOutputs, "entropy_change", lambda self, *_: torch.linspace(0, 1, len(self.soft_labels)))
     for name in ("train_mask", "val_mask", "test_mask"):
-        small_graph[name] = small_graph[name].flip(0)  # unseen nodes come first: nodes have other places without them
+        small_graph[name] = small_graph[name].roll(31)  # a labelled node's place among observed nodes has another class
 
     def make(setting="transductive", **distill) -> StudentTrainer:
-        # Without ten nodes, a node's place is that of a node of another class.
-        split = split_graph(small_graph, setting, unseen_fraction=1 / 3)
+        split = split_graph(small_graph, setting, unseen_fraction=0.4)
         outputs = outputs_from_logits(torch.randn(60, 3), split)
         outputs = replace(outputs, hidden=torch.randn(split.observed.num_nodes, 5))
         distill = {"label_weight": 0.3, "temperature": T, "neighbors": True, "shuffle": False, **distill}

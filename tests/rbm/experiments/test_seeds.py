@@ -82,8 +82,18 @@ def test_the_papers_figure(dataset, told):
     assert ("The paper reports" in found) == told
 
 
-def test_a_lead_beyond_chance_and_no_lead():
+def test_the_best_student_is_chosen_on_validation_nodes():
+    better_at_test = {"test_at_best_val": "0.9"}
+    found = seeds_report(chosen(), [{**row, **(better_at_test if row["method"] == "rbm" else {})} for row in rows()])
+    assert "Best student at validation: MLP student. On test nodes, it is 1.33 points ahead of the teacher" in found
+    assert "; 7.67 points behind RbM student" in found
+
+
+def test_a_lead_beyond_chance_and_no_lead(monkeypatch):
     found = seeds_report(chosen(methods=("mlp", "glnn")), rows(methods=("mlp", "glnn")))
     assert "ahead of GLNN (p < 0.001, more than chance)." in found
+    monkeypatch.setitem(TEST, "glnn", [80.0, 81.6, 81.0])
+    found = seeds_report(chosen(methods=("mlp", "glnn")), rows(methods=("mlp", "glnn")))
+    assert "1.47 points ahead of GLNN (p = 0.037, more than chance)." in found
     same = [{**row, "test_at_best_val": "0.5"} for row in rows()]
     assert "it is as accurate as the teacher; as accurate as RbM student. p is" in seeds_report(chosen(), same)

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from scipy.stats import friedmanchisquare
 
-from rbm.experiments.statistics import median_scores, paired_test, skillings_mack
+from rbm.experiments.statistics import (
+    Summary,
+    median_scores,
+    p_text,
+    paired_test,
+    skillings_mack,
+    without_rounding,
+)
 from rbm.experiments.tables import paper_tables
 
 PRINTED = [
@@ -90,6 +97,11 @@ def test_skillings_mack_is_friedman_where_nothing_is_missing():
     assert found.p_simulated == pytest.approx(found.p, abs=0.02)
 
 
+def test_no_simulated_p_value_is_zero():
+    same_order = [dict(zip("abcde", range(5), strict=True))] * 12
+    assert skillings_mack(same_order, permutations=100).p_simulated == 1 / 101
+
+
 def test_skillings_mack_sees_no_difference_where_there_is_none():
     alike = skillings_mack([{"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.0}], permutations=100)
     assert (alike.statistic, alike.p, alike.p_simulated) == (0.0, 1.0, 1.0)
@@ -119,3 +131,14 @@ def test_the_rounding_of_a_subtraction_is_no_lead():
     test = paired_test({0: 100 * 0.8, 1: 100 * 0.70011}, {0: 100 * 0.799, 1: 100 * 0.70111})
     assert test.difference == 0, "a tenth of a point ahead and behind"
     assert test.p == 1.0
+    assert str(without_rounding(-1e-12)) == "0.0"
+
+
+def test_summaries_of_few_runs():
+    assert Summary.of([1.0, 3.0]) == (2.0, pytest.approx(2**0.5), 2), "ddof 1"
+    assert str(Summary.of([1.0, 3.0])) == "2.00 ± 1.41"
+    assert (Summary.of([1.0]), str(Summary.of([1.0]))) == ((1.0, 0.0, 1), "1.00")
+
+
+def test_p_values_as_text():
+    assert [p_text(p) for p in (0.05, 0.001, 0.0009, float("nan"))] == ["0.050", "0.001", "< 0.001", ""]

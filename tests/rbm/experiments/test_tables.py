@@ -68,6 +68,17 @@ def test_rows_of_other_teachers_and_presets_stand_for_themselves():
     assert "**60.00**" in official
 
 
+def test_main_table_has_variants_beside_their_teacher_and_the_transductive_setting_last():
+    rows = [row("rbm", 0, 0.8, setting="transductive"), row("rbm", 0, 0.7, variant="w/o"), row("rbm", 0, 0.6)]
+    rows += [row("teacher", 0, 0.9), row("rbm", 0, 0.5, setting="transductive", teacher="gcn")]
+    default, without, transductive, gcn = main_table(rows).strip().split("\n")[2:]
+    assert default.endswith("| **60.00** | 90.00 |")
+    assert without.startswith("| cora w/o | inductive | 1 |")
+    assert without.endswith("| **70.00** | 90.00 |")
+    assert transductive.startswith("| cora | transductive | 1 | 84.86 ± 0.46 |")
+    assert gcn.startswith("| cora (gcn teacher) | transductive | 1 | 85.02 ± 0.29 |")
+
+
 def test_variants_table():
     rows = [row("rbm", 0, 0.8), row("rbm", 0, 0.7, variant="w/o"), row("teacher", 0, 0.9)]
     header, _, line, _ = variants_table(rows).split("\n")

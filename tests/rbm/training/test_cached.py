@@ -18,12 +18,14 @@ def test_a_model_from_the_cache_is_the_trained_one_in_eval_mode(tmp_path):
             return {"val_accuracy": 0.1 * len(trained)}
 
         given = settings, [torch.ones(3)]
-        result = cached_phase("teacher", model, *given, train, Cache(tmp_path), Progress(None))
+        result = cached_phase("teacher", model, *given, train, Cache(tmp_path), progress)
         return model, result
 
-    trained = []
+    trained, said, progress = [], [], Progress(None)
+    progress.say = said.append
     (first, known), (second, again), (third, other) = (phase({"lr": lr}) for lr in (0.1, 0.1, 0.2))
     assert trained == [{"lr": 0.1}, {"lr": 0.2}]
+    assert said == [f"teacher: trained before, taken from {tmp_path}"]
     assert known == again == {"val_accuracy": 0.1}
     assert other == {"val_accuracy": 0.2}
     assert all(torch.equal(first.state_dict()[name], tensor) for name, tensor in second.state_dict().items())
