@@ -12,8 +12,9 @@ import rbm
 from rbm.config import Config
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import split_graph
-from rbm.distillation.methods.rbm import RbMTrainer
+from rbm.distillation.methods.rbm import RbMTrainer, annealed_decay
 from rbm.distillation.trainer import StudentTrainer, student_inputs
+from rbm.nn import losses
 from rbm.nn.students import MLPStudent, RbMStudent
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
 
@@ -199,6 +200,25 @@ def test_adversarial_passes_leave_the_memory_alone_unless_asked(small_graph, qui
     moved = memory_after_two_epochs(adversarial_weight=1e-6, update_memory_on_adversarial=True)
     assert torch.equal(plain, calm)
     assert not torch.allclose(plain, moved, atol=1e-4)
+
+
+def test_layers_follow_the_annealed_decay(small_graph, quick):
+    config = quick.updated({"rbm": {"anneal_delta": 0.5, "anneal_steps": 8}})
+    trainer, decays = trainer_of(config, small_graph), []
+    for epoch in (0, 4, 6):
+        trainer.begin_epoch(epoch)
+        decays += {layer.decay for layer in trainer.model.layers}
+    assert decays == [annealed_decay(config.rbm, epoch) for epoch in (0, 4, 6)]
+    assert decays == sorted(set(decays))
+
+
+def test_a_rank_weights_the_commitment_by_its_share_of_the_rows(small_graph, quick):
+    trainer = trainer_of(quick, small_graph)
+    trainer.model.pretraining = False
+    trace = trainer.model(small_graph.x, return_trace=True)[1]
+    whole, half = (trainer.auxiliary_loss(trace, share) for share in (1.0, 0.5))
+    commitment = sum(map(losses.commitment_loss, trace.routings))
+    torch.testing.assert_close(whole - half, 0.5 * quick.rbm.commitment_weight * commitment)
 
 
 def test_similarity_needs_an_embedding(small_graph, quick):
