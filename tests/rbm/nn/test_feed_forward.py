@@ -254,6 +254,16 @@ def test_rows_without_a_direction_of_their_own_revive_nobody():
     assert rbm.reset_dead_experts(layer, torch.empty(0, 6)) == {}
 
 
+def test_a_revived_expert_is_a_copy_of_the_living_one_that_served_its_row():
+    """Here, dead experts come before living ones."""
+    layer, axes = FusedRbMLayer(6, 2, 4, 1), torch.eye(6)
+    layer.memory.copy_(torch.stack([-axes[0], -axes[1], axes[0], axes[1]]))
+    weight = layer.weight.detach().clone()
+    x = torch.cat([axes[:2].repeat(3, 1), axes[1:2] + axes[5:]])
+    assert rbm.reset_dead_experts(layer, x) == {"": [0]}
+    assert torch.equal(layer.weight, weight[[3, 1, 2, 3]])
+
+
 def test_experts_with_a_small_share_of_an_even_load_are_dead():
     layer, axes = FusedRbMLayer(6, 2, 4, 2), torch.eye(6)
     layer.memory.copy_(axes[:4])

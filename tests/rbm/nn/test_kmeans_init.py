@@ -6,7 +6,7 @@ from sklearn.cluster import KMeans, MiniBatchKMeans
 from torch.nn import functional as F
 
 from rbm import RbMStudent
-from rbm.nn.kmeans_init import group_memory, group_nodes, initialize_memory, kmeans_memory
+from rbm.nn.kmeans_init import group_memory, group_nodes, initialize_memory, kmeans_memory, sample_inputs
 
 
 def clusters(rows_each=20):
@@ -109,3 +109,11 @@ def test_groups_place_every_layer_and_are_sampled_as_the_rows_are():
     near = F.cosine_similarity(first.memory, group_memory(x, groups, 3), dim=-1)
     assert (near > 0.99).all(), "each sampled row still has its own group"
     assert not torch.equal(first.memory, group_memory(x, groups, 3))
+
+
+def test_rows_are_drawn_by_the_seed_and_stay_in_order():
+    first, again, other = (sample_inputs(torch.arange(100), 30, seed).tolist() for seed in (0, 0, 1))
+    assert first == again != other
+    for drawn in (first, other):
+        assert len(drawn) == 30
+        assert drawn == sorted(set(drawn))

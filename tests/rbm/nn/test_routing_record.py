@@ -209,6 +209,8 @@ def test_the_table_and_its_measures():
     assert usage["first"].shares.tolist() == [1.0, 0.0, 1.0]
     assert usage["first"].evenness == pytest.approx(0.63093, abs=1e-5)
     assert usage["second"].evenness == 0.0
+    assert LayerUsage(torch.tensor([5]), 1).evenness == 1.0, "the only expert"
+    assert LayerUsage(torch.tensor([1, 0]), 1).dead == [1]
     assert str(usage).splitlines() == [
         "layer         rows experts  least   most evenness  dead",
         "first           10       3   0.0% 100.0%     0.63     1",

@@ -114,6 +114,20 @@ def test_edges_are_drawn_and_the_rate_falls(split, monkeypatch):
     assert max(sizes) < split.observed.num_nodes + split.observed.num_edges
 
 
+def test_features_and_edges_are_left_out_by_shares_of_their_own(split, monkeypatch):
+    for shares in ((0.9, 0.1), (0.1, 0.9)):
+        ours, seen = trainer_of(split, feature_mask=shares[0], edge_mask=shares[1]), []
+        monkeypatch.setattr(ours, "loss", lambda *given, seen=seen: seen.append(given))
+        for epoch in range(20):
+            ours.epoch_loss(epoch)
+        count = split.observed.num_nodes
+        kept_numbers = sum((rows != 0).float().mean() for rows, _ in seen) / 20
+        # Without self-loops, of which every node has one.
+        kept_edges = sum((adjacency.to_dense() != 0).sum() - count for _, adjacency in seen) / 20
+        assert kept_numbers == pytest.approx(1 - shares[0], abs=0.08)
+        assert (kept_edges > split.observed.edge_index.shape[1] / 2) == (shares[1] < 0.5)
+
+
 def test_no_label_moves_the_alignment_and_the_head_moves_nothing_else(split):
     ours, other = trainer_of(split), None
     other = copy.deepcopy(ours)
