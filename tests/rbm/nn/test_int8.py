@@ -49,6 +49,21 @@ def test_answers_are_near_and_bytes_a_quarter(kind, norm):
     assert dtype_of(small) == torch.float32
 
 
+def test_gates_have_the_temperature_of_the_layer():
+    """With this one, the closest expert has nearly all of the row. In a student, too, they run as one operator."""
+    x = torch.randn(40, F)
+    student = rbm.RbMStudent(F, 64, C, norm="layer", num_experts=6, top_k=3, gate_temperature=0.01).eval()
+    small = quantized(student)
+    assert not any(tensor.requires_grad for tensor in (*small.parameters(), *small.buffers()))
+    with torch.inference_mode():
+        y, routing = small.layers[0](x, return_routing=True)
+        expected = student.layers[0].route(x)
+        torch.testing.assert_close(routing.gates, expected.gates)
+        assert_near(y, student.layers[0](x))
+        assert_near(small.layers[0](x), student.layers[0](x))
+        torch.testing.assert_close(small(x), small(x, return_trace=True)[0])
+
+
 def test_the_student_stays_as_it_is(student):
     before = copy.deepcopy(student.state_dict())
     quantized(student)

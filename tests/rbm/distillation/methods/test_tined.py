@@ -1,6 +1,7 @@
 """TINED: the teacher's operations as layers, and the energies of their inputs and outputs."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -210,9 +211,10 @@ def test_without_a_weight_no_energy_is_computed(split, taught, monkeypatch):
     assert math.isfinite(ours.train_epoch(0))
 
 
-def test_the_ends_of_drawn_edges_suffice(split, taught):
+@pytest.mark.parametrize("log", [True, False])
+def test_the_ends_of_drawn_edges_suffice(split, taught, log):
     teacher, outputs = taught
-    ours = TINEDTrainer(student_of(teacher), split, outputs, TINEDConfig(energy_share=0.1))
+    ours = TINEDTrainer(student_of(teacher), split, outputs, TINEDConfig(energy_share=0.1, energy_log=log))
     found = []
     for all_rows in (False, True):
         ours.normalizes_batches = all_rows
@@ -227,7 +229,17 @@ def test_the_ends_of_drawn_edges_suffice(split, taught):
         tuple(edge_energies(rows, edges).sum() for rows in operation)
         for operation in ours.model.operations(split.observed.x)
     ]
-    torch.testing.assert_close(found[0][0], energy_loss(energies, ours.targets, log=True))
+    torch.testing.assert_close(found[0][0], energy_loss(energies, ours.targets, log=log))
+
+
+def test_propagations_start_as_the_settings_ask(taught):
+    _, outputs = taught
+    seen = []
+    student = SimpleNamespace(inject=lambda weights, *, identity: seen.append(identity))
+    task = SimpleNamespace(teacher_outputs=outputs, new_student=lambda *_, **__: student)
+    for start in ("identity", "random"):
+        tined.injected_student(task, TINEDConfig(propagation_init=start), None)
+    assert seen == [True, False]
 
 
 def test_norms_of_batches_take_all_rows(split, taught):

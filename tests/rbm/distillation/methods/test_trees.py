@@ -49,6 +49,13 @@ def test_answers_are_those_of_scikit_learn(small_graph, targets):
     torch.testing.assert_close(fewer(small_graph.x), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_settings_are_those_of_the_section(small_graph):
+    ours = trainer_of(small_graph, lr=0.3, leaves=5, depth=2, min_samples=3, l2=0.7)
+    expected = {"learning_rate": 0.3, "max_leaf_nodes": 5, "max_depth": 2, "min_samples_leaf": 3}
+    expected |= {"l2_regularization": 0.7, "random_state": 5, "early_stopping": False, "warm_start": True}
+    assert expected.items() <= ours.boosting.get_params().items()
+
+
 def test_columns_that_no_tree_splits_are_left_out_and_change_nothing(small_graph, monkeypatch):
     """Columns 0 and 5 are constant, and column 7 has too few other rows; column 9 has just enough."""
     x = small_graph.x.clone()
