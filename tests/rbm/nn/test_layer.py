@@ -17,7 +17,8 @@ OPTIONS = {
     "no bias": {"bias": False},
     "live gates": {"detach_gates": False},
     "temperature": {"gate_temperature": 0.3},
-    "raw memory": {"normalize_memory": False, "normalize_memory_input": False},
+    "raw memory": {"normalize_memory": False},
+    "raw rows": {"normalize_memory_input": False},
     "one expert": {"num_experts": 1, "top_k": 1},
     "all experts": {"num_experts": 4, "top_k": 4},
 }
