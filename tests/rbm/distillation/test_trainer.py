@@ -15,6 +15,7 @@ from rbm.nn.students import MLPStudent
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits
 
 T = 0.7
+MLP = {"dropout": 0.0, "lr": 0.02, "weight_decay": 0.003}
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def trainer(small_graph, monkeypatch):
         outputs = outputs_from_logits(torch.randn(60, 3), split)
         outputs = replace(outputs, hidden=torch.randn(split.observed.num_nodes, 5))
         distill = {"label_weight": 0.3, "temperature": T, "neighbors": True, "shuffle": False, **distill}
-        config = Config().updated({"distill": distill, "mlp": {"dropout": 0.0}, "reliability": {"init_power": 2.0}})
+        config = Config().updated({"distill": distill, "mlp": MLP, "reliability": {"init_power": 2.0}})
         return StudentTrainer(MLPStudent(12, 8, 3), split, outputs, config)
 
     return make
@@ -128,3 +129,8 @@ def test_the_noise_is_that_of_the_settings_and_of_the_seed(small_graph, monkeypa
         config = Config().updated({"seed": 7, "distill": {"neighbors": neighbors}, "reliability": {"noise_std": 0.3}})
         StudentTrainer(MLPStudent(12, 8, 3), split, outputs_from_logits(torch.randn(60, 3), split), config)
     assert asked == [(config.reliability, 7)], "and none if no neighbour teaches"
+
+
+def test_the_optimiser_has_the_settings_of_the_section(trainer):
+    (group,) = trainer().optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (0.02, 0.003)
