@@ -198,3 +198,17 @@ def test_opcheck():
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     arguments = (torch.randn(3, D), pack_network([routed(D, H, relu=True), linear(H, N)]), N)
     torch.library.opcheck(torch.ops.rbm.packed_network.default, arguments, test_utils=checks)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"norm": "layer", "scale": torch.ones(3)}, "norm is 'layer' without scale or shift"),
+        ({"norm": "layer", "shift": torch.ones(3)}, "norm is 'layer' without scale or shift"),
+        ({"router": (torch.ones(2, 4), torch.ones(2))}, r"memory is None, expected \[1, 2\], to route rows by"),
+    ],
+)
+def test_a_layer_with_half_of_what_it_needs_is_refused(parts, message):
+    layer = NetworkLayer(torch.randn(1, 3, 4), None, 3, 4)
+    with pytest.raises(ValueError, match=message):
+        pack_network([layer._replace(**parts)])
