@@ -1,0 +1,73 @@
+"""Names of datasets: aliases, those of plugins, short ones for titles, and the settings of each."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rbm.datasets
+from rbm.datasets import DATASETS, DatasetInfo, find_dataset, load_dataset
+from rbm.datasets.registry import is_path, short_name
+
+CONFIGS = Path(rbm.datasets.__file__).parents[1] / "config" / "configs" / "paper"
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("Cora", "cora"),
+        ("CITESEER", "citeseer"),
+        ("photo", "amazon-photo"),
+        ("Amazon_Computers", "amazon-computers"),
+        ("coauthor-cs", "academic-cs"),
+        ("Physics", "academic-physics"),
+    ],
+)
+def test_aliases(alias, name):
+    assert find_dataset(alias) is DATASETS[name]
+
+
+@pytest.mark.parametrize("name", ["my_graph", "My graph", "MY-GRAPH"])
+def test_a_plugin_may_write_a_name_in_any_way(monkeypatch, name):
+    for known in ("my_graph", "My-Graph"):
+        added = DatasetInfo(known, "own", "")
+        monkeypatch.setattr(rbm.datasets.registry, "DATASETS", {**DATASETS, known: added})
+        assert find_dataset(name) is added
+        assert not is_path(name)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [("cora", "cora"), ("data/wiki.pt", "wiki"), ("b.npz", "b"), ("data/wiki.2020", "wiki.2020"), (".", ".")],
+)
+def test_short_names(dataset, name):
+    assert short_name(dataset) == name
+
+
+def test_unknown_name_lists_the_known_and_the_closest():
+    with pytest.raises(
+        ValueError, match=r"dataset: got 'coora', expected one of digits, cora, .*did you mean 'cora'\?"
+    ):
+        load_dataset("coora")
+    with pytest.raises(TypeError, match="dataset: got int"):
+        load_dataset(3)
+
+
+def test_every_dataset_has_hyperparameters_that_are_numbers():
+    names = {path.stem for path in CONFIGS.glob("*.yaml")}
+    assert names == set(DATASETS) - {"digits"} | {"ogbn-arxiv", "ogbn-products"}
+
+    def leaves(tree, path):
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                yield from leaves(value, (*path, key))
+            else:
+                yield (*path, key), value
+
+    for name in names:
+        config = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+        assert set(config) == {"transductive", "inductive"}
+        found = dict(leaves(config, ()))
+        assert found[("transductive", "sage", "rbm", "student", "top_k")] in (2, 3)
+        for path, value in found.items():
+            assert isinstance(value, str) == (path[-1] == "norm"), (name, path, value)
