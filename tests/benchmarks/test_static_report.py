@@ -151,12 +151,7 @@ def test_rows_of_the_committed_report_are_what_compiling_gives():
 
 def test_a_kernel_is_compiled_where_the_report_does_not_know_it(tmp_path):
     case = next(case for case in CASES if case.operator == "routed_matmul")
-    row = next(
-        row
-        for row in committed().values()
-        if (row.operator, row.architecture, row.shape, row.precision)
-        == ("routed_matmul", 90, str(case), case.precision)
-    )
+    ((_, row),) = everywhere.compiled_cases([case], (90,), None)[90]
     report = tmp_path / "report.csv"
 
     def registers(**changes) -> int:
