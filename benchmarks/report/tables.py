@@ -50,14 +50,14 @@ def headed(name: str) -> str:
     return {"eager compiled": "compiled"}.get(name, name)
 
 
-def cpu_layer(*, memory_kept: bool, path: Path | None = None) -> str:
+def cpu_layer(*, memory_kept: bool, path: Path | None = None, peers: Sequence[str] = PEERS) -> str:
     cpu, table = layer_figures(memory_kept=memory_kept, path=path), []
     for metric in ("forward", "forward + backward", "training step"):
         for rows in (1, 8, 64, 4096, 65536):
-            cells = cpu.cells(PEERS, "layer", Shape(rows), metric, dtype="float32")
+            cells = cpu.cells(peers, "layer", Shape(rows), metric, dtype="float32")
             if cells[0]:
                 table.append([metric, f"{rows:,}", *cells])
-    return markdown(["", "rows", "`rbm`", *map(headed, PEERS)], table)
+    return markdown(["", "rows", "`rbm`", *map(headed, peers)], table)
 
 
 def cpu_ceiling() -> str:
@@ -250,7 +250,7 @@ def gpu_kernels(path: Path | None = None) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline.table,
     "cpu-layer": partial(cpu_layer, memory_kept=True),
-    "cpu-layer-avx2": partial(cpu_layer, memory_kept=True, path=LAYER_AVX2),
+    "cpu-layer-avx2": partial(cpu_layer, memory_kept=True, path=LAYER_AVX2, peers=PEERS[:2]),
     "cpu-layer-faults": partial(cpu_layer, memory_kept=False),
     "cpu-ceiling": cpu_ceiling,
     "one-node": one_node,
