@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from spills import most_spilled
+from known_triton import CHOSEN_WITH, most_spilled
 from torch.nn.functional import normalize
 
 pytest.importorskip("triton")
@@ -214,7 +214,8 @@ def test_compiled_code(architecture):
     assert len(rows) == 2 * sum(case.operator == "cosine_topk" for case in CASES)
     for case, row in rows:
         assert row.spilled_bytes <= most_spilled(), row
-        assert row.programs_by_registers >= row.programs_claimed == 2, row
+        assert row.programs_claimed == 2, row
+        assert row.programs_by_registers >= (2 if CHOSEN_WITH else 1), row
         assert row.programs_by_shared >= 1, row
         assert case.in_features % 8 or row.wide_loads > 0, row
         assert row.matrix_instructions or row.computes == "grad_h", row

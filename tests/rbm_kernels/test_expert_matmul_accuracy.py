@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from known_triton import most_spilled
 from matmul_problems import DEVICE, error_of_share, in_float64, problem
-from spills import most_spilled
 
 pytest.importorskip("triton")
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from spills import most_spilled
+from known_triton import most_spilled
 
 pytest.importorskip("triton")
 

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from spills import most_spilled
+from known_triton import most_spilled
 
 pytest.importorskip("triton")
 

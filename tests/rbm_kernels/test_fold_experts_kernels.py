@@ -3,7 +3,7 @@
 import pytest
 import torch
 from folded_problems import SHAPES, check, problem, results
-from spills import most_spilled
+from known_triton import most_spilled
 
 pytest.importorskip("triton")
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from spills import most_spilled
+from known_triton import most_spilled
 
 pytest.importorskip("triton")
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from known_triton import most_spilled
 from matmul_problems import check_error
-from spills import most_spilled
 
 pytest.importorskip("triton")
 
