@@ -10,7 +10,7 @@ from rbm.utils.environment import package_version
 from rbm_kernels import _native
 from rbm_kernels._dispatch import DEVICES, implementations
 
-PACKAGES = ("torch", "triton", "torch-geometric", "numpy", "scikit-learn", "safetensors")
+PACKAGES = ("torch", "triton", "torch-geometric", "numpy", "scikit-learn", "gensim", "safetensors")
 
 
 def tables() -> Iterator[Table | str]:
