@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rbm.datasets.encodings.graph import check_edges
-from rbm.datasets.encodings.skip_gram import skip_gram
+from rbm.datasets.encodings.skip_gram import SkipGram, skip_gram
 from rbm.utils.environment import package_version
 
 # gensim silently truncates longer sentences.
@@ -120,18 +120,12 @@ def deepwalk(
     walks = walks[((walks != walks[:, :1]) & (walks >= 0)).any(axis=1)]
     if not walks.size:
         return torch.zeros(num_nodes, dim)
-    settings = {
-        "dim": dim,
-        "window_size": window_size,
-        "epochs": epochs,
-        "negative": negative,
-        "hierarchical_softmax": hierarchical_softmax,
-        "seed": seed,
-        "advance": advance,
-    }
-    if gensim_version():
-        return torch.from_numpy(_word2vec(walks, num_nodes, workers=workers, **settings))
-    return torch.from_numpy(skip_gram(walks, num_nodes, **settings))
+    settings = SkipGram(dim, window_size, epochs, negative, hierarchical_softmax, seed, advance)
+    counts = np.bincount(walks[walks >= 0], minlength=num_nodes)
+    vectors = _word2vec(walks, counts, settings, workers) if gensim_version() else skip_gram(walks, counts, settings)
+    positions = torch.zeros(num_nodes, dim)
+    positions[torch.from_numpy(counts > 0)] = torch.from_numpy(vectors)
+    return positions
 
 
 def gensim_version() -> str:
@@ -139,47 +133,32 @@ def gensim_version() -> str:
     return package_version("gensim") if find_spec("gensim") else ""
 
 
-def _word2vec(
-    walks: np.ndarray,
-    num_nodes: int,
-    *,
-    dim: int,
-    window_size: int,
-    epochs: int,
-    negative: int,
-    hierarchical_softmax: bool,
-    workers: int,
-    seed: int,
-    advance: Callable[[int], None] | None,
-) -> np.ndarray:
-    """:func:`rbm.datasets.encodings.skip_gram.skip_gram` by gensim."""
+def _word2vec(walks: np.ndarray, counts: np.ndarray, settings: SkipGram, workers: int) -> np.ndarray:
+    """:func:`skip_gram` by gensim."""
     from gensim.models import Word2Vec  # imported here because it takes a second, and the positions may be cached
 
     model = Word2Vec(
-        vector_size=dim,
-        window=window_size,
-        epochs=epochs,
-        negative=negative,
-        hs=int(hierarchical_softmax),
+        vector_size=settings.dim,
+        window=settings.window_size,
+        epochs=settings.epochs,
+        negative=settings.negative,
+        hs=int(settings.hierarchical_softmax),
         sg=1,
         alpha=0.025,
         sample=1e-3,
         min_count=1,
         workers=workers,
-        seed=seed,
+        seed=settings.seed,
         hashfxn=_hash,
     )
-    counts = np.bincount(walks[walks >= 0], minlength=num_nodes)
     met = np.flatnonzero(counts)
     frequencies = {str(node): int(count) for node, count in zip(met, counts[met], strict=True)}
     model.build_vocab_from_freq(frequencies, corpus_count=walks.shape[0])
-    sentences = _Sentences(walks, num_nodes, advance)
-    model.train(sentences, total_examples=walks.shape[0], epochs=epochs)
+    sentences = _Sentences(walks, counts.size, settings.advance)
+    model.train(sentences, total_examples=walks.shape[0], epochs=settings.epochs)
     if sentences.error is not None:
         raise sentences.error
-    positions = np.zeros((num_nodes, dim), np.float32)
-    positions[met] = model.wv[list(frequencies)]
-    return positions
+    return model.wv[list(frequencies)]
 
 
 class _Sentences:

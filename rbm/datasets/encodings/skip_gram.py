@@ -8,6 +8,7 @@ matrix products: all pairs of a node at one place of a walk share their negative
 import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,44 +21,50 @@ _CHUNK = 8192  # places of walks that are prepared together
 _GROUP = 32  # at most; on a small graph fewer, since a node must not occur at many places of a group
 
 
-def skip_gram(
-    walks: np.ndarray,
-    num_nodes: int,
-    *,
-    dim: int,
-    window_size: int,
-    epochs: int,
-    negative: int,
-    hierarchical_softmax: bool,
-    seed: int,
-    advance: Callable[[int], None] | None = None,
-) -> np.ndarray:
+class SkipGram(NamedTuple):
+    """Settings of skip-gram, for gensim and for :func:`skip_gram`; :func:`rbm.datasets.encodings.deepwalk` checks them.
+
+    Attributes:
+        dim: width of a vector.
+        window_size: the largest distance of a node from one that it predicts.
+        epochs: passes over the walks.
+        negative: negative samples; 0 for none.
+        hierarchical_softmax: train with a hierarchical softmax.
+        seed: seed of the generator.
+        advance: called with the number of walks read since the last call.
+    """
+
+    dim: int
+    window_size: int
+    epochs: int
+    negative: int
+    hierarchical_softmax: bool
+    seed: int
+    advance: Callable[[int], None] | None = None
+
+
+def skip_gram(walks: np.ndarray, counts: np.ndarray, settings: SkipGram) -> np.ndarray:
     """Vectors of nodes that predict the nodes near them on walks.
 
     The result is bitwise reproducible on one machine. PyTorch uses one thread.
 
     Args:
         walks: integers ``[R, length]``, padded with -1 at the end, at least two different nodes in each row.
-        num_nodes: N.
-        dim: width of a vector.
-        window_size: see :func:`rbm.datasets.encodings.deepwalk`, also for the following arguments.
-        epochs: passes over the walks.
-        negative: negative samples per place; 0 for none.
-        hierarchical_softmax: train with a hierarchical softmax.
-        seed: seed of the generator.
-        advance: called with the number of walks read since the last call.
+        counts: integers ``[N]``, how often each node is on a walk.
+        settings: the settings.
 
     Returns:
-        float32 ``[N, dim]``, zeros for nodes that are on no walk.
+        float32 ``[V, dim]``, the vectors of the V nodes that are on a walk, in their order.
     """
-    counts = np.bincount(walks[walks >= 0], minlength=num_nodes)
+    dim, window_size, epochs, negative, hierarchical_softmax, seed, advance = settings
     met = np.flatnonzero(counts)
-    words = np.full(num_nodes + 1, -1, np.int32)  # the last entry is that of the padding
+    words = np.full(counts.size + 1, -1, np.int32)  # the last entry is that of the padding
     words[met] = np.arange(met.size)
     generator = np.random.default_rng(seed)
     outputs = _Outputs(counts[met], negative, hierarchical_softmax, generator)
     share = counts[met] / counts.sum()
-    kept = np.sqrt(_FREQUENT / share) + _FREQUENT / share  # probabilities where below 1
+    # Probabilities where below 1; the last one is that of the padding.
+    kept = np.append(np.sqrt(_FREQUENT / share) + _FREQUENT / share, 0)
     inputs = torch.from_numpy(generator.uniform(-1 / dim, 1 / dim, (met.size, dim)).astype(np.float32))
     weights = torch.zeros(outputs.num_rows, dim)
 
@@ -67,7 +74,7 @@ def skip_gram(
         for begin in (begin for _ in range(epochs) for begin in range(0, len(walks), rows)):
             chunk = words[walks[begin : begin + rows]]
             rate = _FIRST_RATE - (_FIRST_RATE - _LAST_RATE) * done / (epochs * len(walks))
-            chunk[generator.random(chunk.shape) >= np.append(kept, 0)[chunk]] = -1
+            chunk[generator.random(chunk.shape) >= kept[chunk]] = -1
             centers, contexts = _places(chunk, window_size, generator)
             targets, labels = outputs.of(centers)
             steps = rate * ((contexts >= 0)[:, :, None] & (targets >= 0)[:, None, :]).astype(np.float32)
@@ -77,9 +84,7 @@ def skip_gram(
             done += chunk.shape[0]
             if advance is not None:
                 advance(chunk.shape[0])
-    positions = np.zeros((num_nodes, dim), np.float32)
-    positions[met] = inputs.numpy()
-    return positions
+    return inputs.numpy()
 
 
 @contextmanager

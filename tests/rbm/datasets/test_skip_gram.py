@@ -11,7 +11,7 @@ from rbm.datasets.encodings import deepwalk, random_walks
 from rbm.datasets.load import load_dataset
 
 module = sys.modules["rbm.datasets.encodings.skip_gram"]
-SETTINGS = {"dim": 8, "window_size": 3, "epochs": 1, "negative": 2, "hierarchical_softmax": True, "seed": 0}
+SETTINGS = module.SkipGram(dim=8, window_size=3, epochs=1, negative=2, hierarchical_softmax=True, seed=0)
 
 
 def ring(size: int) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_the_same_bits_with_more_threads():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append(module.skip_gram(walks, 40, **SETTINGS))
+            found.append(module.skip_gram(walks, np.bincount(walks.ravel()), SETTINGS))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -106,7 +106,7 @@ def test_a_walk_longer_than_a_chunk(monkeypatch):
     walks = random_walks(ring(40), 40, walk_length=30, walks_per_node=1)
     monkeypatch.setattr(module, "_CHUNK", 7)
     read = []
-    positions = module.skip_gram(walks, 40, **{**SETTINGS, "epochs": 2}, advance=read.append)
+    positions = module.skip_gram(walks, np.bincount(walks.ravel()), SETTINGS._replace(epochs=2, advance=read.append))
     assert read == [1] * 80
     assert np.isfinite(positions).all()
 
