@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import typer
-from known_triton import CHOSEN_WITH, most_spilled
+from known_triton import CHOSEN_WITH, MOST_SPILLED
 from typer.testing import CliRunner
 
 pytest.importorskip("triton")
@@ -48,7 +48,7 @@ def test_dry_run_lists_what_fits_and_takes_up_its_file(tmp_path):
     result = run(*arguments, "--dry-run", "--architecture", "90", "--out", str(out))
     assert result.exit_code == 0, result.output
     lines = read(out)
-    spilling = {f"spills {count} bytes" for count in range(4, most_spilled() + 1, 4)}
+    spilling = {f"spills {count} bytes" for count in range(4, MOST_SPILLED + 1, 4)}
     assert len(lines) == 2
     assert {line["status"] for line in lines} - spilling == {"fits"}
     assert lines[0]["candidate"] == repr(config.backward_tile(90, "tf32", 169_343, 256, 256)._replace(programs=1))
