@@ -7,7 +7,7 @@ from torch.nn.functional import normalize
 def by_topk(h: Tensor, memory: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Gates, experts and cosines, each ``[B, k]``; ties may go to any expert.
 
-    Peers route by this. The operator's reference takes about seven times as long: it sorts, computes the cosines twice,
+    Peers route by this. The operator's reference takes several times as long: it sorts, computes the cosines twice,
     and guards against overflow.
     """
     cosines, experts = (normalize(h.to(memory.dtype), dim=-1) @ normalize(memory, dim=-1).T).topk(k)
