@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.shapes import PRECISIONS, Problem, Shape, Workload
-from benchmarks.peers import by_topk, sorted_addmm
+from benchmarks.peers import MOST_GATHERED, by_topk, gathered, sorted_addmm
 from rbm_kernels import cosine_topk, expert_matmul, routed_matmul
 from rbm_kernels.ops.cosine_topk import reference as routing
 from rbm_kernels.ops.expert_matmul import reference as matmul
@@ -33,6 +33,8 @@ def test_routed_matmul(suite, workload: Workload):
     }
     if run.seconds >= 0.5 and workload.precision == PRECISIONS[0] and run.may_compile:
         implementations["eager compiled"] = torch.compile(implementations["eager"], dynamic=False)
+        if shape.rows <= MOST_GATHERED:
+            implementations["gathered compiled"] = torch.compile(of(by_topk, gathered), dynamic=False)
 
     def step(f, p: Problem) -> Tensor:
         return f(p.x, p.memory, p.weight, p.bias)

@@ -11,18 +11,31 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.experts import (
+    MOST_GATHERED,
     dense_concatenated,
     eager,
+    gathered,
     grouped_mm,
     sorted_addmm,
     split_by_expert,
 )
 from benchmarks.peers.ffn import eager_ffn, expert_matmul_ffn, grouped_mm_ffn, rbm_ffn
-from benchmarks.peers.layers import SortedRbMLayer, SplitRbMLayer
+from benchmarks.peers.layers import GatheredRbMLayer, SortedRbMLayer, SplitRbMLayer
 from benchmarks.peers.libraries import missing_libraries, usable
 from benchmarks.peers.routing import by_topk
 
-__all__ = ["SortedRbMLayer", "SplitRbMLayer", "by_topk", "ffn_peers", "missing_libraries", "peers", "sorted_addmm"]
+__all__ = [
+    "MOST_GATHERED",
+    "GatheredRbMLayer",
+    "SortedRbMLayer",
+    "SplitRbMLayer",
+    "by_topk",
+    "ffn_peers",
+    "gathered",
+    "missing_libraries",
+    "peers",
+    "sorted_addmm",
+]
 
 
 def peers(dtype: torch.dtype, *, compiled: bool = True) -> dict[str, Callable[..., Tensor]]:

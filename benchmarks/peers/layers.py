@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.peers.experts import gate_of_expert, sorted_addmm
+from benchmarks.peers.experts import gate_of_expert, gathered, sorted_addmm
 from benchmarks.peers.routing import by_topk
 from rbm.nn.reference import ReferenceRbMLayer
 
@@ -58,3 +58,10 @@ class SortedRbMLayer(_SparseRbMLayer):
     def _fold(self) -> tuple[Tensor, Tensor]:
         scale = self.log_scale.exp()
         return self.weight * (scale * self.attention.exp())[:, None, :], self.bias * scale
+
+
+class GatheredRbMLayer(SortedRbMLayer):
+    """Weights folded beforehand; each row reads those of its own experts. For few rows, compiled."""
+
+    def _combine(self, h: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        return gathered(h, *(self.folded or self._fold()), gates, experts)

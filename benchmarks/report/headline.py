@@ -8,7 +8,7 @@ from benchmarks.report.medians import CPU, RUNS, Figures, human, layer_figures, 
 
 # The model of a row in README's accuracy table.
 ONE_NODE = "one node of amazon-computers, inductive"
-PEERS = ("eager", "eager compiled", "split", "sorted")
+PEERS = ("eager", "eager compiled", "split", "sorted", "gathered compiled")
 SHAPES = (("forward", (1, 8, 64, 4096, 65536)), ("forward + backward", (4096, 65536)), ("training step", (4096,)))
 
 
@@ -74,7 +74,7 @@ def table() -> str:
             "[table](benchmarks/NOTES.md#the-layer-and-one-prediction), [rows](benchmarks/results/cpu.csv)",
         ],
         [
-            "One layer on a CPU, against the best of four PyTorch implementations",
+            "One layer on a CPU, against the best of five PyTorch implementations",
             f"{significant(min(gains))} to {significant(max(gains))} x as fast",
             "no such layer",
             "[table](#speed), [rows](benchmarks/results/cpu_layer.csv)",

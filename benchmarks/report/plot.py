@@ -16,7 +16,16 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 # The order fixes each implementation's colour in all pictures.
-ORDER = ("eager", "eager compiled", "split", "sorted", "grouped_mm", "grouped_mm compiled", "dense")
+ORDER = (
+    "eager",
+    "eager compiled",
+    "split",
+    "sorted",
+    "grouped_mm",
+    "grouped_mm compiled",
+    "dense",
+    "gathered compiled",
+)
 Groups = dict[str, dict[str, float]]
 
 
@@ -41,7 +50,7 @@ def draw(about: tuple[str, str, str, str], groups: Groups, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 1.2 + len(groups) * (0.25 + 0.18 * len(implementations))))
     for place, name in enumerate(implementations):
         known = [(row, ratios[name]) for row, ratios in enumerate(groups.values()) if name in ratios]
-        colour = f"C{ORDER.index(name) if name in ORDER else 7 + place % 3}"
+        colour = f"C{ORDER.index(name) if name in ORDER else 8 + place % 2}"
         bars = axes.barh([row + place * height for row, _ in known], [x for _, x in known], height, color=colour)
         axes.bar_label(bars, fmt="%.1f", padding=2, fontsize=7)
         bars.set_label(name)

@@ -43,11 +43,11 @@ EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
 LIBRARIES = ("scattermoe", "triton_kernels", "megablocks", "tutel", "liger_kernel", "sonicmoe")
 LIBRARY_PEERS = ("eager", "grouped_mm", *LIBRARIES)
 GPU_PEERS = ("eager", "split", "sorted", "grouped_mm", "dense", "scattermoe", "triton_kernels")
-MATMUL_PEERS = (*PEERS, "grouped_mm", "grouped_mm compiled", "dense")
+MATMUL_PEERS = ("eager", "eager compiled", "split", "sorted", "grouped_mm", "grouped_mm compiled", "dense")
 
 
 def headed(name: str) -> str:
-    return {"eager compiled": "compiled"}.get(name, name)
+    return {"eager compiled": "compiled", "gathered compiled": "gathered"}.get(name, name)
 
 
 def cpu_layer(*, memory_kept: bool, path: Path | None = None, peers: Sequence[str] = PEERS) -> str:

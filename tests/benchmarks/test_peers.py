@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from benchmarks.measure.harness import relative_error
 from benchmarks.measure.shapes import ROUTINGS, Problem, Shape, Workload, clear_rows
-from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, ffn_peers, libraries, peers
+from benchmarks.peers import GatheredRbMLayer, SortedRbMLayer, SplitRbMLayer, ffn_peers, libraries, peers
 from benchmarks.peers.experts import grouped_mm, sort_pairs, sorted_addmm
 from benchmarks.peers.ffn import eager_ffn
 from benchmarks.report import tables
@@ -213,7 +213,7 @@ def test_somebody_elses_triton_kernels_is_not_taken():
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("peer", [SplitRbMLayer, SortedRbMLayer])
+@pytest.mark.parametrize("peer", [SplitRbMLayer, SortedRbMLayer, GatheredRbMLayer])
 @pytest.mark.parametrize("training", [True, False])
 def test_peer_layers_are_the_layer(peer, training):
     torch.manual_seed(1)
@@ -222,7 +222,7 @@ def test_peer_layers_are_the_layer(peer, training):
         layers[0].attention.normal_()
     layers[1].load_state_dict(layers[0].state_dict())
     layers[1].train(training)
-    if peer is SortedRbMLayer:
+    if issubclass(peer, SortedRbMLayer):
         assert (layers[1].folded is None) == training, "what serves does not fold for each answer"
     x = clear_rows(60, layers[0].memory, 2)
     with mock.patch("rbm_kernels.ops.cosine_topk.reference.cosine_topk", side_effect=AssertionError("routes slowly")):
