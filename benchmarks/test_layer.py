@@ -38,10 +38,7 @@ def make_layers(run: Suite, memory: Tensor, *, training: bool) -> dict[str, torc
         layer.load_state_dict(layers["rbm"].state_dict())
         layer.train(training)
     if compiles:
-        layers["eager compiled"] = deepcopy(layers["eager"])
-    for name in layers:
-        if "compiled" in name:
-            layers[name] = torch.compile(layers[name], dynamic=False)
+        layers["eager compiled"] = torch.compile(deepcopy(layers["eager"]), dynamic=False)
     return layers
 
 

@@ -1,5 +1,7 @@
 """The layer as others would write it: the reference layer, running each expert only on the rows that use it."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -61,7 +63,23 @@ class SortedRbMLayer(_SparseRbMLayer):
 
 
 class GatheredRbMLayer(SortedRbMLayer):
-    """Weights folded beforehand; each row reads those of its own experts. For few rows, compiled."""
+    """For serving few rows, compiled: each row reads the weights of its own experts.
 
-    def _combine(self, h: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-        return gathered(h, *(self.folded or self._fold()), gates, experts)
+    Weights are folded and memories normalised beforehand. A function of tensors is compiled instead of the module,
+    because a module's guards take a tenth of the time of one row.
+    """
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Rows ``[B, in_features]`` to ``[B, out_features]``."""
+        return _route_and_gather(h, self.unit_memory, *self.folded, self.top_k)
+
+    def train(self, mode: bool = True) -> "GatheredRbMLayer":
+        """Prepare for serving, which is all that this layer does."""
+        self.unit_memory = F.normalize(self.memory, dim=-1)
+        return super().train(mode)
+
+
+@partial(torch.compile, dynamic=False)
+def _route_and_gather(h: Tensor, unit_memory: Tensor, weight: Tensor, bias: Tensor, k: int) -> Tensor:
+    cosines, experts = (F.normalize(h.to(unit_memory.dtype), dim=-1) @ unit_memory.T).topk(k)
+    return gathered(h, weight, bias, cosines.softmax(-1), experts)
