@@ -15,6 +15,7 @@ from rbm_kernels._library import (
     implement_fake,
     refuse_derivative,
 )
+from rbm_kernels._vmap import implement_vmap
 from rbm_kernels.ops.cosine_topk import reference
 
 define(
@@ -164,3 +165,5 @@ implement_fake("cosine_topk", _fake)
 implement_fake("cosine_topk_backward", _fake_backward)
 implement_autograd("cosine_topk", _backward, _save, _formula)
 refuse_derivative("cosine_topk_backward", "cosine_topk")
+implement_vmap("cosine_topk", rows=("h",))
+implement_vmap("cosine_topk_backward", rows=("grad_gates", "grad_cosines", "h", "gates", "experts", "cosines"))

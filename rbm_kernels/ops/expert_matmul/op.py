@@ -16,6 +16,7 @@ from rbm_kernels._library import (
     implement_fake,
     refuse_derivative,
 )
+from rbm_kernels._vmap import implement_vmap
 from rbm_kernels.ops.expert_matmul import config, reference
 from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
 
@@ -95,6 +96,10 @@ def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
     An exported program has none: it has no backward pass, and its number of rows must not be compared with anything.
     """
     if not _kernels_serve(x) or experts.dtype != torch.int32 or torch.compiler.is_exporting():
+        return None
+    if torch._C._functorch.is_batchedtensor(
+        experts
+    ):  # vmap passes the rows of all slices, in one order, to the operator
         return None
     num_experts = weight.shape[0]
     rows, k, precision = x.shape[0], experts.shape[1], config.precision_of(x)
@@ -288,3 +293,6 @@ implement_fake("expert_matmul_backward_weight", _fake_backward_weight)
 implement_autograd("expert_matmul", _backward, _save, _formula)
 refuse_derivative("expert_matmul_backward_input", "expert_matmul")
 refuse_derivative("expert_matmul_backward_weight", "expert_matmul")
+implement_vmap("expert_matmul", rows=("x", "gates", "experts"))
+implement_vmap("expert_matmul_backward_input", rows=("grad", "x", "gates", "experts"))
+implement_vmap("expert_matmul_backward_weight")

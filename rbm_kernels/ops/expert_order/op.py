@@ -10,6 +10,7 @@ from torch import Tensor
 from rbm_kernels import checks
 from rbm_kernels._launching import prepared
 from rbm_kernels._library import define, implement_cuda, implement_everywhere, implement_fake
+from rbm_kernels._vmap import implement_vmap
 from rbm_kernels.ops.expert_order import reference
 
 define(
@@ -149,3 +150,4 @@ def _cuda(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tens
 
 
 implement_fake("expert_order", _fake)
+implement_vmap("expert_order")

@@ -15,6 +15,7 @@ from rbm_kernels._library import (
     implement_fake,
     refuse_derivative,
 )
+from rbm_kernels._vmap import implement_vmap
 from rbm_kernels.ops.fold_experts import reference
 
 define(
@@ -177,3 +178,5 @@ implement_fake("fold_experts", _fake)
 implement_fake("fold_experts_backward", _fake_backward)
 implement_autograd("fold_experts", _backward, _save, _formula)
 refuse_derivative("fold_experts_backward", "fold_experts")
+implement_vmap("fold_experts")
+implement_vmap("fold_experts_backward")

@@ -6,6 +6,7 @@ from torch.compiler import is_compiling
 
 from rbm_kernels import checks
 from rbm_kernels._library import define, implement_everywhere, implement_fake, inference_call, refuse_derivative
+from rbm_kernels._vmap import implement_vmap
 from rbm_kernels.ops.cosine_topk.op import check_routing
 from rbm_kernels.ops.int8_experts import reference
 from rbm_kernels.ops.int8_experts.reference import COLUMNS, GROUP, HEAD, LINE
@@ -123,3 +124,4 @@ def _fake(x, memory, experts, out_features, k=1, temperature=1.0) -> Tensor:
 implement_fake("routed_matmul_int8", _fake)
 refuse_derivative("routed_matmul_int8", "routed_matmul")
 _call = inference_call("routed_matmul_int8", _check, refuses=True)
+implement_vmap("routed_matmul_int8", rows=("x",))

@@ -15,6 +15,7 @@ from rbm_kernels._library import (
     implement_fake,
     stop_gradient,
 )
+from rbm_kernels._vmap import implement_vmap
 from rbm_kernels.ops.memory_update import reference
 
 define(
@@ -208,3 +209,4 @@ implement_fake("memory_statistics", _fake_statistics)
 implement_fake("memory_update_", _fake_update)
 stop_gradient("memory_statistics")
 LIBRARY.impl("memory_update_", _count_the_change, "ADInplaceOrView", with_keyset=True)
+implement_vmap("memory_statistics")

@@ -11,6 +11,7 @@ from rbm_kernels._library import (
     inference_call,
     refuse_derivative,
 )
+from rbm_kernels._vmap import implement_vmap
 from rbm_kernels.ops.cosine_topk.op import check_routing
 from rbm_kernels.ops.packed_experts import reference
 
@@ -122,3 +123,5 @@ implement_fake("routed_matmul_packed", _fake)
 refuse_derivative("pack_experts", "routed_matmul")
 refuse_derivative("routed_matmul_packed", "routed_matmul")
 _call = inference_call("routed_matmul_packed", _check, refuses=True)
+implement_vmap("pack_experts")
+implement_vmap("routed_matmul_packed", rows=("x",))

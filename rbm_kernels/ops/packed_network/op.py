@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rbm_kernels import checks
 from rbm_kernels._library import LIBRARY, implement_everywhere, implement_fake, inference_call, refuse_derivative
+from rbm_kernels._vmap import implement_vmap
 from rbm_kernels.ops.int8_experts.op import check_features
 from rbm_kernels.ops.int8_experts.reference import COLUMNS, GROUP, HEAD, LINE
 from rbm_kernels.ops.packed_experts import pack_experts
@@ -133,3 +134,4 @@ def _fake(x, network, out_features) -> Tensor:
 implement_fake("packed_network", _fake)
 refuse_derivative("packed_network", "routed_matmul")
 _call = inference_call("packed_network", _check, refuses=True)
+implement_vmap("packed_network", rows=("x",))

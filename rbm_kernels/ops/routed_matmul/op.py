@@ -13,6 +13,7 @@ from rbm_kernels._library import (
     implement_fake,
     inference_call,
 )
+from rbm_kernels._vmap import implement_vmap
 from rbm_kernels.ops.cosine_topk import cosine_topk
 from rbm_kernels.ops.cosine_topk.op import check_routing, kernels_serve
 from rbm_kernels.ops.expert_matmul import expert_matmul
@@ -101,3 +102,4 @@ def _two_operators(x, memory, weight, bias, k, temperature=1.0) -> Tensor:
 implement_fake("routed_matmul", _fake)
 implement_autograd_by_others("routed_matmul", _two_operators)
 _call = inference_call("routed_matmul", _check)
+implement_vmap("routed_matmul", rows=("x",))

@@ -14,6 +14,7 @@ from rbm_kernels._library import (
     implement_fake,
     refuse_derivative,
 )
+from rbm_kernels._vmap import implement_vmap
 from rbm_kernels.ops.expert_matmul.reference import dense_gates
 from rbm_kernels.ops.sparse_expert_matmul import reference
 
@@ -222,3 +223,6 @@ implement_fake("sparse_expert_matmul_backward_weight", _fake_backward_weight)
 implement_autograd("sparse_expert_matmul", _backward, _save, _formula)
 refuse_derivative("sparse_expert_matmul_backward_gates", "sparse_expert_matmul")
 refuse_derivative("sparse_expert_matmul_backward_weight", "sparse_expert_matmul")
+implement_vmap("sparse_expert_matmul")
+implement_vmap("sparse_expert_matmul_backward_gates")
+implement_vmap("sparse_expert_matmul_backward_weight")

@@ -1,0 +1,201 @@
+"""``torch.func.vmap`` of the operators: the results of every slice, in one call if only rows are batched."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rbm_kernels as kernels
+from rbm import FusedRbMLayer
+
+SLICES, ROWS, D, N, E, K = 3, 5, 16, 4, 6, 2
+# One changes its argument, the other reads a counter of the layer: a layer calls neither in a transformation.
+WITHOUT_A_RULE = {"rbm::memory_update_", "rbm::is_first_forward"}
+
+
+class Calls(TorchDispatchMode):
+    """Counts the calls of our operators by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.namespace == "rbm":
+            name = operator._schema.name.removeprefix("rbm::")
+            self.counts[name] = self.counts.get(name, 0) + 1
+        return operator(*args, **(kwargs or {}))
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+def choices(*leading: int) -> Tensor:
+    return torch.rand(*leading, E).argsort(-1)[..., :K].int().contiguous()
+
+
+MEMORY, WEIGHT, BIAS = draw(E, D), draw(E, N, D), draw(E, N)
+
+
+def packed() -> Callable[[Tensor], Tensor]:
+    experts = kernels.pack_experts(WEIGHT, BIAS)
+    return lambda x: kernels.routed_matmul_packed(x, MEMORY, experts, N, K)
+
+
+def quantised() -> Callable[[Tensor], Tensor]:
+    experts = kernels.quantize_experts(WEIGHT, BIAS)
+    return lambda x: kernels.routed_matmul_int8(x, MEMORY, experts, N, K)
+
+
+def network() -> Callable[[Tensor], Tensor]:
+    form = kernels.pack_network([kernels.NetworkLayer(WEIGHT[:1], BIAS[:1], N, D)])
+    return lambda x: kernels.packed_network(x, form, N)
+
+
+def routing_gradient() -> Callable[..., Tensor]:
+    operator = torch.ops.rbm.cosine_topk_backward
+
+    def call(grad_gates: Tensor, h: Tensor) -> Tensor:
+        return operator(grad_gates, None, h, MEMORY, *kernels.cosine_topk(h, MEMORY, K))
+
+    return call
+
+
+BATCHES = {
+    "cosine_topk": (lambda: lambda h: kernels.cosine_topk(h, MEMORY, K, temperature=0.5), (D,)),
+    "cosine_topk_backward": (routing_gradient, (K,), (D,)),
+    "routed_matmul": (lambda: lambda x: kernels.routed_matmul(x, MEMORY, WEIGHT, BIAS, K), (D,)),
+    "routed_matmul_packed": (packed, (D,)),
+    "routed_matmul_int8": (quantised, (D,)),
+    "packed_network": (network, (D,)),
+}
+
+
+def one_by_one(function: Callable, *batches: Tensor):
+    """What a loop over the slices gives."""
+    results = [function(*slices) for slices in zip(*batches, strict=True)]
+    if isinstance(results[0], tuple):
+        return tuple(torch.stack(each) for each in zip(*results, strict=True))
+    return torch.stack(results)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_of_all_slices_are_in_one_call(name, dim):
+    make, *widths = BATCHES[name]
+    function, batches = make(), [draw(SLICES, ROWS, *width) for width in widths]
+    with Calls() as calls:
+        got = vmap(function, dim)(*(batch.movedim(0, dim) for batch in batches))
+    assert calls.counts[name] == 1
+    torch.testing.assert_close(got, one_by_one(function, *batches))
+
+
+@pytest.mark.parametrize("shared", [(), (0,), (1,), (2,), (0, 1), (1, 2)])
+def test_a_shared_row_argument_is_repeated(shared):
+    """The operator with three tensors of rows, of which some are the same for all slices."""
+    batches = [draw(SLICES, ROWS, D), torch.rand(SLICES, ROWS, K), choices(SLICES, ROWS)]
+    batches = [batch[0] if i in shared else batch for i, batch in enumerate(batches)]
+    dims = tuple(None if i in shared else 0 for i in range(3))
+    repeated = [batch.expand(SLICES, *batch.shape) if i in shared else batch for i, batch in enumerate(batches)]
+
+    def function(x, gates, experts):
+        return kernels.expert_matmul(x, WEIGHT, BIAS, gates, experts)
+
+    with Calls() as calls:
+        got = vmap(function, dims)(*batches)
+    assert calls.counts == {"expert_matmul": 1}
+    torch.testing.assert_close(got, one_by_one(function, *repeated))
+
+
+def test_the_gradient_of_rows_is_one_call_too():
+    """As ``torch.autograd.functional.jacobian(vectorize=True)`` calls it: a batch of gradients, the same rows."""
+    x, gates, experts, grads = draw(ROWS, D), torch.rand(ROWS, K), choices(ROWS), draw(SLICES, ROWS, N)
+
+    def function(grad):
+        return torch.ops.rbm.expert_matmul_backward_input(grad, x, WEIGHT, BIAS, gates, experts)
+
+    with Calls() as calls:
+        got = vmap(function)(grads)
+    assert calls.counts == {"expert_matmul_backward_input": 1}
+    torch.testing.assert_close(got, one_by_one(function, grads))
+
+
+def test_without_gates_their_gradient_is_empty_for_each_slice():
+    x, gates, experts, grads = draw(ROWS, D), torch.rand(ROWS, K), choices(ROWS), draw(SLICES, ROWS, N)
+
+    def function(grad):
+        return torch.ops.rbm.expert_matmul_backward_input(grad, x, WEIGHT, BIAS, gates, experts, False)
+
+    _, empty = vmap(function)(grads)
+    assert empty.shape == (SLICES, 0)
+
+
+def test_no_rows():
+    got = vmap(lambda x: kernels.routed_matmul(x, MEMORY, WEIGHT, BIAS, K))(draw(SLICES, 0, D))
+    assert got.shape == (SLICES, 0, N)
+
+
+def test_batches_of_batches():
+    function, x = BATCHES["cosine_topk"][0](), draw(2, SLICES, ROWS, D)
+    with Calls() as calls:
+        got = vmap(vmap(function))(x)
+    assert calls.counts == {"cosine_topk": 1}
+    expected = tuple(part.reshape(2, SLICES, ROWS, K) for part in function(x.reshape(-1, D)))
+    torch.testing.assert_close(got, expected)
+
+
+def test_other_weights_for_each_slice():
+    """An ensemble: each slice has a call of its own, with the shared rows."""
+    x, memories, weights = draw(ROWS, D), draw(SLICES, E, D), draw(SLICES, E, N, D)
+
+    def function(memory, weight):
+        return kernels.routed_matmul(x, memory, weight, BIAS, K)
+
+    with Calls() as calls:
+        got = vmap(function)(memories, weights)
+    assert calls.counts == {"routed_matmul": SLICES}
+    torch.testing.assert_close(got, one_by_one(function, memories, weights))
+
+
+def test_derivatives_of_batches_come_from_the_operators():
+    """An ordinary backward pass through ``vmap`` is one call of each kernel, instead of the formulas of torch.func."""
+    x = draw(SLICES, ROWS, D).requires_grad_()
+    weight, grad = WEIGHT.clone().requires_grad_(), draw(SLICES, ROWS, N)
+
+    def function(x):
+        gates, experts, _ = kernels.cosine_topk(x, MEMORY, K)
+        return kernels.expert_matmul(x, weight, BIAS, gates, experts)
+
+    expected = torch.autograd.grad(one_by_one(function, x), [x, weight], grad)
+    with Calls() as calls:
+        got = torch.autograd.grad(vmap(function)(x), [x, weight], grad)
+    torch.testing.assert_close(got, expected)
+    assert set(calls.counts.values()) == {1}
+    assert {"expert_matmul_backward_input", "expert_matmul_backward_weight", "cosine_topk_backward"} <= {*calls.counts}
+
+
+def test_compiled_for_any_number_of_slices():
+    function = BATCHES["routed_matmul"][0]()
+    compiled = torch.compile(vmap(function), fullgraph=True, dynamic=True, backend="aot_eager")
+    for slices in (3, 4, 7):
+        x = draw(slices, ROWS, D)
+        torch.testing.assert_close(compiled(x), one_by_one(function, x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_layer(training):
+    layer = FusedRbMLayer(D, N, E, K).train(training)
+    layer.track_memory = False  # a transformation could not follow it
+    x = draw(SLICES, ROWS, D)
+    torch.testing.assert_close(vmap(layer)(x), layer(x))
+
+
+def test_every_operator_has_a_rule():
+    """PyTorch warns, in each call, of an operator without one."""
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("rbm::")}
+    without = {n for n in names if not torch._C._dispatch_has_kernel_for_dispatch_key(n, "FuncTorchBatched")}
+    assert without == WITHOUT_A_RULE
