@@ -102,9 +102,14 @@ def _hint(section: Any, name: str, path: str) -> str:
     """Which setting may have been meant: one of a section if its prefix was left out, or one with a similar name."""
     parts = {item.name: getattr(section, item.name) for item in fields(section)}
     inner = {key: {item.name for item in fields(part)} for key, part in parts.items() if is_dataclass(part)}
-    if having := [f"{path}{key}.{name}" for key, names in inner.items() if name in names]:
-        return f"; did you mean one of {', '.join(having)}?"
-    return did_you_mean(f"{path}{name}", [f"{path}{key}" for key in parts])
+    short = "".join(word[:1] for word in name.split("_"))  # lr of learning_rate
+    if len(short) > 1 and short in parts:
+        return f"; did you mean {path + short!r}?"
+    for wanted in (name, short):
+        if having := [f"{path}{key}.{wanted}" for key, names in inner.items() if wanted in names]:
+            return f"; did you mean one of {', '.join(having)}?"
+    # Without the path, which is the same for all and would make any two of them look alike.
+    return did_you_mean(name, parts, path=path, cutoff=0.5)
 
 
 def shown(value: Any) -> str:

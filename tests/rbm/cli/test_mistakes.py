@@ -21,6 +21,10 @@ MISTAKES = {
         ["distill", "--set", "rbm.tpo_k=3"],
         "unknown setting rbm.tpo_k; known here.*; did you mean 'rbm.top_k'",
     ),
+    "setting by another name": (
+        ["distill", "--set", "rbm.learning_rate=0.1"],
+        "unknown setting rbm.learning_rate; known here.*; did you mean 'rbm.lr'",
+    ),
     "unknown section": (["distill", "--set", "rmb.lr=0.01"], "unknown setting rmb; known here.*; did you mean 'rbm'"),
     "no section": (
         ["distill", "--set", "top_k=2"],
