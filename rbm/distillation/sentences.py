@@ -102,18 +102,15 @@ def _teacher(verdict: dict[str, Any]) -> str:
     )
     if verdict.get("source") == LABELS_ALONE:
         return f"{both}; its soft labels are misleading, so students learn those of the MLP instead (distill.source)."
-    keep = ""
-    if verdict["kept"] != LABELS_ALONE and accuracy[LABELS_ALONE] > accuracy[verdict["best"]]:
-        keep = f"; the MLP is better than every student, and --keep {LABELS_ALONE} keeps it"
     if not _has_edges(verdict):
-        return f"{both}; without edges, it is an MLP of another shape{keep}."
+        return f"{both}; without edges, it is an MLP of another shape."
     if gain.difference > 0 and not gain.is_chance:
         return f"{both}; the graph helps."
     cause = "this may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
     advice = "try --teacher mlp or another, distill.label_weight=0.8 or distill.neighbors=false"
     if not verdict.get("neighbors", True):
         advice = "try --teacher mlp or another, or distill.label_weight=0.8"
-    return f"{both}; {cause}; {advice}{keep}."
+    return f"{both}; {cause}; {advice}."
 
 
 def _best(verdict: dict[str, Any]) -> str:
@@ -154,7 +151,9 @@ def _lead(verdict: dict[str, Any]) -> list[str]:
 
 def _kept(verdict: dict[str, Any]) -> str:
     kept, best = verdict["kept"], verdict["best"]
-    reason = "the best at validation"
+    alone = verdict["accuracy"][LABELS_ALONE]
+    ahead = kept != LABELS_ALONE and alone > verdict["accuracy"][best]
+    reason = "the best student at validation" if ahead else "the best at validation"
     if verdict["asked_for"]:
         reason = "as requested"
     elif kept == verdict.get("searched_for") and kept != best:
@@ -163,6 +162,8 @@ def _kept(verdict: dict[str, Any]) -> str:
         reason = f"{verdict['accuracy'][kept]:.2%} at validation, more than half a point ahead of every student"
     elif kept != best:
         reason = "cheaper, and behind the best by no more than chance and at most half a point"
+    if ahead:
+        reason += f", but {title_of(LABELS_ALONE)} is better than every student, {alone:.2%}"
     others = [name for name in verdict["cost"] if name != kept]
     choice = f"; --keep {' or '.join(others)} keeps another" if others else ""
     return f"Kept: {title_of(kept)}, {reason}{choice}."
