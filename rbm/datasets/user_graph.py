@@ -96,6 +96,7 @@ def load_graph(
     _check_present(path, parts, ("x", "edge_index", "y"))
     x = _features(path, parts["x"])
     num_nodes = x.size(0)
+    _warn_of_row_numbers(f"{path}, x", x)
     y = _labels(path, parts["y"])
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.shape != (num_nodes,):
@@ -135,6 +136,7 @@ def load_graph(
                 f"dataset: {path}, teacher_logits has shape {list(logits.shape)}, expected [{num_nodes}, {classes}]: a "
                 "row for each node, a column for each class"
             )
+        _warn_of_row_numbers(f"{path}, teacher_logits", logits)
         data.teacher_logits = logits.to(torch.float32)
         classes = logits.size(1)
     data.num_classes, data.name = classes, dataset_name(path)
@@ -288,6 +290,21 @@ def _warn_of_single_directions(path: Path, edges: Tensor, num_nodes: int, grown:
             if grown
             else "use --undirected (load_graph(PATH, undirected=True)), which adds the reverse of each edge",
         )
+
+
+def _warn_of_row_numbers(where: str, table: Tensor) -> None:
+    """Warn if the first of several columns counts the rows, as an index that was written with the table does."""
+    rows, columns = table.shape
+    if table.layout != torch.strided or rows < 3 or columns < 2:
+        return
+    for some in (3, rows):  # three rows of most tables are enough, which may be mapped from a large file
+        if not torch.equal(table[:some, 0].double(), torch.arange(some, dtype=torch.float64)):
+            return
+    logging.getLogger("rbm").warning(
+        "dataset: %s has the numbers of the rows, 0, 1, 2 and so on, as its first column. If they are an index, which"
+        " says nothing about a node, write the table without it (in pandas with index=False).",
+        where,
+    )
 
 
 def _warn_of_few_test_nodes(path: Path, train_mask: Tensor, val_mask: Tensor, test_mask: Tensor) -> None:

@@ -115,6 +115,20 @@ def test_an_index_of_pandas_in_parquet_is_no_column(tmp_path, name):
     assert np.array_equal(load_graph(folder)[name], value)
 
 
+@pytest.mark.parametrize("name", ["x", "logits"])
+def test_an_index_without_a_header_is_noticed(tmp_path, caplog, name):
+    """As ``to_csv(FILE, header=False)`` writes it. It cannot be told from numbers that mean something."""
+    part = {"x": "x", "logits": "teacher_logits"}[name]
+    folder = write_folder(tmp_path, **({"x": None} if name == "x" else {}))
+    (folder / f"{name}.csv").write_text("".join(f"{row},0.5,{-row}\n" for row in range(6)))
+    assert load_graph(folder)[part].shape == (6, 3)
+    assert f", {part} has the numbers of the rows, 0, 1, 2 and so on, as its first column." in caplog.text
+    caplog.clear()
+    (folder / f"{name}.csv").write_text("".join(f"{row % 5},0.5,{-row}\n" for row in range(6)))
+    load_graph(folder)
+    assert "the numbers of the rows" not in caplog.text
+
+
 def test_labels_as_names(tmp_path):
     with pytest.raises(
         ValueError, match=r"y is <U1, expected an array of numbers; names become numbers by numpy\.unique"
