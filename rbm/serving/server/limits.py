@@ -36,7 +36,8 @@ class Limits:
             check_positive(name, getattr(self, name))
         if self.queue_rows < self.rows:
             raise ValueError(
-                f"queue_rows is {self.queue_rows}, expected at least the {self.rows} rows that one request may have"
+                f"queue_rows is {self.queue_rows}, expected at least the {self.rows} rows that one request may have;"
+                " raise it (--max-queue), or lower rows (--max-rows)"
             )
 
     @property

@@ -274,6 +274,7 @@ def test_without_starlette_one_sentence(monkeypatch, run, command):
         (["--max-rows", "0"], "rows is 0, expected at least 1"),
         (["--timeout", "nan"], "timeout is nan, expected a positive number"),
         (["--max-queue", "5"], "queue_rows is 5, expected at least the 4096 rows"),
+        (["--max-rows", "20000"], "may have; raise it (--max-queue), or lower rows (--max-rows)"),
         (["--max-connections", "100000000"], "connections: so many need 200000100 open files"),
         (["--host", "no such host"], "host 'no such host', port 8000: cannot listen there"),
         (["--host", "no such host"], "name another by --host"),
