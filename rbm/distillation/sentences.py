@@ -151,7 +151,7 @@ def _lead(verdict: dict[str, Any]) -> list[str]:
 
 def _kept(verdict: dict[str, Any]) -> str:
     kept, best = verdict["kept"], verdict["best"]
-    alone = verdict["accuracy"][LABELS_ALONE]
+    alone = verdict["accuracy"].get(LABELS_ALONE, 0.0)  # none with labels_alone=False
     ahead = kept != LABELS_ALONE and alone > verdict["accuracy"][best]
     reason = "the best student at validation" if ahead else "the best at validation"
     if verdict["asked_for"]:

@@ -88,6 +88,11 @@ def test_words_for_other_findings():
     )
 
 
+def test_words_without_the_mlp_on_labels():
+    found = {**FOUND, "teacher_gain": None, "accuracy": {"teacher": 0.6, "mlp": 0.75}, "behind": {}, "cost": {"mlp": 9}}
+    assert verdict_sentences(found)[2] == "Kept: MLP student, the best at validation."
+
+
 @pytest.mark.parametrize("changes", [{}, {"teacher_gain": {**FOUND["teacher_gain"], "difference": 0.2, "low": 0.1}}])
 def test_a_kept_student_behind_the_mlp_on_labels_is_not_called_the_best(changes):
     """Also if the teacher helps: a single requested method is kept whatever its accuracy is."""
