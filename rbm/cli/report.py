@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from rbm.cli.options import console, status
 from rbm.utils.console import print_line
@@ -50,7 +51,7 @@ def report(
         raise FileExistsError(f"report {page} exists; use --overwrite to replace it, or another --out")
     for run in runs:
         if tsne or not (run / OBSERVED).is_file():
-            with status.status(f"{run}: its models run again"):
+            with status.status(Text(f"{run}: its models run again")):
                 result = read_distillation(run, root)
                 if not (run / OBSERVED).is_file():
                     write_observed(result, run)

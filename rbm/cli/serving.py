@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from rbm.cli.errors import advise_resuming
 from rbm.cli.options import Device, Run, console, status, usable_device
@@ -110,7 +111,7 @@ def export(
     """Export a student to one file that runs without this package, for any batch size."""
     from rbm.serving.export import export_student
 
-    with status.status(f"{format_}: exporting and comparing with the student"):
+    with status.status(Text(f"{format_}: exporting and comparing with the student")):
         path = export_student(run, format_, out, method=method, quantize=quantize)
     print_line(console, f"{path}: {path.stat().st_size:,} bytes, answers as the student of {run} does")
 

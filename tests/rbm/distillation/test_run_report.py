@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -270,6 +271,12 @@ def test_rbm_report(made, command, tmp_path, monkeypatch):
     assert (status, "report.html" in out) == (0, True)
     assert (folder / "report.html").read_text() == f"of {[folder]}"
     (folder / "report.html").write_text(page)
+
+
+def test_brackets_in_the_name_of_a_run_are_no_markup(made, command, tmp_path):
+    shutil.copytree(made[1], tmp_path / "[" / "bold]")
+    status, out, error = command("report", tmp_path / "[" / "bold]", "--tsne")
+    assert (status, "[/bold]/report.html" in out, error) == (0, True, "")
 
 
 def test_a_finished_run_is_read_back(made):
