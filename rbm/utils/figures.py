@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
 from rbm.utils.files import write_bytes
 
@@ -73,5 +74,19 @@ def save(figure: Figure, path: str | Path) -> None:
     path = Path(path) if Path(path).suffix else Path(f"{path}.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = io.BytesIO()
+    _without_mathematics(figure)
     figure.savefig(picture, dpi=160, facecolor="white", format=path.suffix.removeprefix("."))
     write_bytes(path, picture.getbuffer())
+
+
+def _without_mathematics(figure: Figure) -> None:
+    """Draw dollar signs as they are: names of graphs and of variants may have some. Powers of ten keep theirs."""
+    powers = [
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        if isinstance(axis.get_major_formatter(), LogFormatter)
+        for label in axis.get_ticklabels(which="both")
+    ]
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in powers)

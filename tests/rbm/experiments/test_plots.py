@@ -126,6 +126,19 @@ def test_a_table_has_a_panel_for_each_line(tmp_path, figures):
         plots.plot_table({}, tmp_path / "none.png")
 
 
+def test_dollar_signs_in_names_are_no_mathematics(tmp_path, figures):
+    broken = "a$5^{$b"
+    plots.plot_variants({broken: {broken: Summary(60.0, 1.0, 2)}}, tmp_path / "variants.png")
+    plots.plot_table({broken: ({broken: Summary(60.0, 1.0, 2)}, {})}, tmp_path / "table.png", title=broken)
+    row = {"title": "Teacher", "p50_ms": 0.1, "p99_ms": 100.0}
+    plots.plot_latency([{**row, "batch_size": size} for size in (1, 64)], tmp_path / "latency.png", title=broken)
+    inputs = torch.randn(9, 4)
+    pictures.plot_router_inputs(inputs, torch.arange(9), torch.arange(9), tmp_path / "tsne.png", title=broken)
+    assert len(figures) == 4
+    (axes,) = figures[2].axes
+    assert [label.get_parse_math() for label in axes.get_yticklabels()[:1]] == [True], "a power of ten has its exponent"
+
+
 def test_bad_load(tmp_path):
     with pytest.raises(ValueError, match=r"loads: got shape \[8\]"):
         pictures.plot_expert_load(torch.ones(8), tmp_path / "load.png")
