@@ -22,6 +22,7 @@ _EMPTY = "line {} is empty, expected numbers; remove it, or write the missing ro
 
 _TO_SPACES = bytes.maketrans(b",\t\r\n", b"    ")
 _NO_SEPARATORS = bytes(set(range(256)) - set(b",\n"))
+_GAPS = {b"na", b"n/a", b"#n/a", b"null", b"none", b"?", b"-"}
 
 
 def read_table(
@@ -34,7 +35,7 @@ def read_table(
         dtype: dtype of the result.
         rows: the expected number of lines; if given, the table is filled in place, without a second copy.
         columns: the expected numbers per line; by default as many as on the first line.
-        header: skip a first line that does not consist of numbers.
+        header: skip a first line that does not consist of numbers. A row with a gap, such as ``0.5,NA``, is no header.
 
     Raises:
         ValueError: the file is corrupt, a line has more or fewer numbers than the first or contains something else, or
@@ -111,6 +112,12 @@ def _without_header(text: bytes) -> tuple[bytes, int | None]:
     _check_names(first, below.partition(b"\n")[0])
     if all(is_number(field) for field in _fields(first)):
         return text, None
+    # A row that was skipped as a header would be missing, and all rows below would be one off.
+    fields = [field.strip() for field in first.split(b"\t" if b"\t" in first else b",")]
+    if all(is_number(field) or field.lower() in _GAPS for field in fields):
+        raise ValueError(_odd_line(first, 1))
+    if any(b"." in field and is_number(field) for field in fields):
+        raise ValueError(f"{_odd_line(first, 1)}; in a header, no name is a fraction")
     return below, len(first.split(b",") if b"," in first else first.split())
 
 
@@ -152,8 +159,12 @@ def _odd_line(text: bytes, line: int) -> str:
     for number, fields in enumerate(text.split(b"\n"), line):
         if not all(is_number(field) for field in _fields(fields)):
             shown = ascii(fields.strip()[:60].decode("utf-8", "replace"))
-            hint = "; write true and false as 1 and 0" if set(fields.lower().split(b",")) & {b"true", b"false"} else ""
+            words = {word.lower() for word in _fields(fields)}
+            hint = "; write true and false as 1 and 0" if words & {b"true", b"false"} else ""
+            hint = "; fill in the missing number" if words & _GAPS else hint
+            hint = "; write numbers without quotes" if b'"' in fields else hint
             hint = "; replace the semicolons between columns by commas" if b";" in fields else hint
+            hint = "; save the file as UTF-8" if b"\0" in fields else hint
             return f"line {number} is {shown}, expected numbers between commas, blanks or tabs{hint}"
     return ""
 

@@ -154,6 +154,14 @@ TABLES = {
     "weights": ("edges.csv", "0,1,0.5\n", r"has 3 columns, expected two, .*edge weights are not used"),
     "a gap": ("x.csv", "a,b\n1,2\n3,\n", r"line 3 holds 1 numbers, expected 2; a field is empty: fill in"),
     "semicolons": ("x.csv", "a;b\n1;2\n", r"line 2 is '1;2', .*; replace the semicolons between columns by commas"),
+    "a gap in the first row": (
+        "x.csv",
+        "1,NA\n3,4\n",
+        r"line 1 is '1,NA', expected numbers .*; fill in the missing number",
+    ),
+    "a fraction in the first row": ("x.csv", "0.5,one\n3,4\n", r"line 1 is '0\.5,one', .*; in a header, no name is"),
+    "quotes": ("edges.csv", '"a","b"\n"0","1"\n', r"line 2 is '\"0\",\"1\"', .*; write numbers without quotes"),
+    "UTF-16": ("x.csv", "a\0\n\01\0\n", r"line 2 is .*; save the file as UTF-8"),
     "flags": ("test.csv", "m\nTrue\nFalse\n", r"line 2 is 'True', .*; write true and false as 1 and 0"),
 }
 

@@ -60,6 +60,14 @@ def test_logits_of_a_single_class(tmp_path):
     assert load_graph(folder).teacher_logits.tolist() == [[0.5]] * 6
 
 
+@pytest.mark.parametrize("header", ["dose 0.5 mg,n", "NA,x", "0,x", "?\tx", "0.5 1.5 a"])
+def test_names_with_numbers_in_them_are_a_header(tmp_path, header):
+    write_folder(tmp_path, x=None)
+    separator = "," if "," in header else "\t"
+    (tmp_path / "x.csv").write_text("\n".join([header, *[f"1{separator}2"] * 6]))
+    assert load_graph(tmp_path).x.shape == (6, 2)
+
+
 @pytest.mark.parametrize(
     "text", ["0\r\n1\r\n0\r\n1\r\n0\r\n1", "\ufeff0\n1\n0\n1\n0\n1\n\n", "\ufeffy\n0\n1\n0\n1\n0\n1"]
 )
