@@ -210,7 +210,8 @@ def check_finite_features(x: Tensor, what: str = "data.x") -> None:
     if bad.numel():
         raise ValueError(
             f"{what}: {bad.numel()} of {x.size(0)} nodes have NaN or infinite features (node {first_ids(bad)}), "
-            "expected finite numbers; repair or drop these nodes, for example with torch.nan_to_num"
+            "expected finite numbers of float32, up to 3.4e38; repair or drop these nodes, for example with"
+            " torch.nan_to_num, or scale features that are larger"
         )
 
 

@@ -118,7 +118,7 @@ def _checked(path: Path, array: Any, start: int) -> Rows:
     if bad.size:
         raise _BadRowError(
             f"features file {path}: row {start + bad[0]} holds NaN or infinity ({bad.size} such rows from {start} to"
-            f" {start + array.shape[0] - 1})"
+            f" {start + array.shape[0] - 1}), expected numbers of float32, up to 3.4e38"
         )
     return SparseRows(csr_from_scipy(array)) if sp.issparse(array) else torch.from_numpy(array)
 
