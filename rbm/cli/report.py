@@ -32,10 +32,9 @@ def report(
 
     For a run without a report.json, the graph is loaded and the models are run again.
     """
-    from rbm.distillation.report import REPORT
+    from rbm.distillation.report import OBSERVED, REPORT
     from rbm.distillation.report.finished import read_distillation
     from rbm.distillation.report.pictures import write_representation
-    from rbm.distillation.report.run_data import OBSERVED
     from rbm.distillation.report.write import write_observed, write_page
     from rbm.nn.saved_student import check_exists
     from rbm.utils.files import check_ending

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from rbm.config import Config
 from rbm.datasets.encodings.hops import StoredHops
 from rbm.distillation.latency import student_latency, teacher_latency
+from rbm.distillation.report import OBSERVED, REPORT
 from rbm.distillation.result import Distillation
 from rbm.distillation.run_graph import save_graph
 from rbm.distillation.summary import results_markdown
@@ -119,8 +120,18 @@ def _write_students(run: RunFolder, found: Distillation, trained: dict[str, Trai
             run.save_tensors(name, tensors)
         saved[method] = SavedStudent(trained_student.student, name)
     save_students(run.path, found.method, saved)
-    run.write_text("summary.json", as_json(found.summary))
+    summary = as_json(found.summary)
+    _remove_report_of_others(run.path, summary)
+    run.write_text("summary.json", summary)
     run.write_text("results.md", results_markdown(found.summary, found.timings))
+
+
+def _remove_report_of_others(folder: Path, summary: str) -> None:
+    """Remove the report of a run that was resumed with other students: rbm report would read it beside ``summary``."""
+    path = folder / "summary.json"
+    if path.is_file() and path.read_bytes() != summary.encode():
+        for name in (REPORT, OBSERVED):
+            (folder / name).unlink(missing_ok=True)
 
 
 def _write_timings(run: RunFolder, timings: Timings) -> None:

@@ -1,3 +1,4 @@
 """``report.html`` of a run: observe.py looks at its models, page.py makes sections, write.py the file."""
 
-REPORT = "report.html"
+# The page, and the figures of it that need the models.
+REPORT, OBSERVED = "report.html", "report.json"

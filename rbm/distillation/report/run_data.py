@@ -4,12 +4,12 @@ from pathlib import Path
 
 from rbm.config import Config
 from rbm.datasets.registry import short_name
+from rbm.distillation.report import OBSERVED
 from rbm.distillation.report.charts import interval, styles_of
 from rbm.training.run_folder import read_metrics
 from rbm.utils.files import read_json
 
-OBSERVED = "report.json"
-FORMAT = 1  # of this file
+FORMAT = 1  # of report.json
 TEACHER = "teacher"
 
 
@@ -36,6 +36,12 @@ class RunData:
                 " damaged; remove it, and rbm report writes it anew"
             )
         self.summary, self.timings = read_json(self.folder / "summary.json"), read_json(self.folder / "timings.json")
+        kept = self.summary["verdict"]["kept"]
+        if self.figures["kept"] != kept or not self.figures["models"].keys() <= self.summary.keys():
+            raise ValueError(
+                f"{self.folder / OBSERVED} is of {self.figures['kept']} and others, and summary.json of {kept}: the run"
+                " was resumed with other students since; remove it, and rbm report writes it anew"
+            )
         self.config = Config.from_yaml(self.folder / "config.yaml")
         self.records = read_metrics(self.folder)
         measured = self.folder / "latency.json"

@@ -9,9 +9,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from rbm.distillation.report import REPORT, compare, page
+from rbm.distillation.report import OBSERVED, REPORT, compare, page
 from rbm.distillation.report.observe import observe
-from rbm.distillation.report.run_data import OBSERVED, RunData
+from rbm.distillation.report.run_data import RunData
 from rbm.distillation.result import Distillation
 from rbm.training.run_files import list_file
 from rbm.utils.files import write_json, write_text

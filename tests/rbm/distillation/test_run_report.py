@@ -287,6 +287,21 @@ def test_a_finished_run_is_read_back(made):
     assert torch.equal(again.split.graph.x, result.split.graph.x)
 
 
+def test_a_run_that_is_resumed_with_other_students_loses_the_report_of_the_former(made, graph, command, tmp_path):
+    config, folder = Config().updated(QUICK), tmp_path / "run"
+    shutil.copytree(made[1], folder)
+    former = (folder / "report.json").read_bytes()
+    rbm.distill(graph, config=config, keep="rbm", folder=folder, resume=True, plots=False)
+    assert (folder / "report.json").read_bytes() == former, "the result is the same"
+    rbm.distill(graph, config=config, methods=["mlp"], folder=folder, resume=True, plots=False)
+    assert not (folder / "report.html").exists()
+    assert command("report", folder)[0] == 0
+    assert seen_of(folder)["models"].keys() == {"teacher", "labels", "mlp"}
+    (folder / "report.json").write_bytes(former)  # as earlier versions left it
+    status, _, error = command("report", folder)
+    assert (status, "resumed with other students since; remove it" in error) == (2, True)
+
+
 def test_a_fault_of_the_report_leaves_the_run(graph, tmp_path, monkeypatch, caplog):
     def broken(*_):
         raise RuntimeError("no charts today\nand a second line")
