@@ -32,7 +32,7 @@ from rbm.cli.options import (
     status,
     usable_device,
 )
-from rbm.utils.console import print_line
+from rbm.utils.console import print_line, print_table
 
 _METHODS = "mlp,rbm"
 
@@ -250,7 +250,7 @@ def _report(result, path) -> None:
     from rbm.distillation.summary import results_table
     from rbm.utils.timings import time_sentence
 
-    console.print(results_table(result.summary, result.timings))
+    print_table(console, results_table(result.summary, result.timings))
     for sentence in result.verdict:
         console.print(sentence, markup=False, highlight=False)
     console.print(time_sentence(result.timings), markup=False, highlight=False)

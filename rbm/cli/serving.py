@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rbm.cli.errors import advise_resuming
 from rbm.cli.options import Device, Run, console, status, usable_device
-from rbm.utils.console import print_line
+from rbm.utils.console import print_line, print_table
 
 MethodName = Annotated[str | None, typer.Option(help="Student to use, by its method (default: the one the run keeps).")]
 Quantize = Annotated[str | None, typer.Option(help="int8 for 8-bit weights (default: float32).")]
@@ -150,7 +150,7 @@ def latency(
     data, picture = (run / file_of(name, method, quantize) for name in ("latency.json", "latency.png"))
     list_file(picture)
     plot_latency(found["rows"], picture, title=f"{found['dataset']}, threads: {found['threads']}")
-    console.print(latency_table(found))
+    print_table(console, latency_table(found))
     print_line(console, f"{data}, {picture}")
 
 

@@ -26,7 +26,7 @@ from rbm.cli.options import (
     status,
     usable_device,
 )
-from rbm.utils.console import print_line
+from rbm.utils.console import print_line, print_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,7 +91,7 @@ def tune(
             device=usable_device(device),
             console=status,
         )
-    console.print(_table(found))
+    print_table(console, _table(found))
     summary = f"trials: {folder / 'trials.csv'}; rbm distill --config {shlex.quote(str(folder / 'best.yaml'))}"
     print_line(console, summary)
 

@@ -13,6 +13,7 @@ from rbm.datasets.registry import short_name
 from rbm.distillation.registry import title_of
 from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.verdict import LABELS_ALONE
+from rbm.utils.console import WIDTH
 
 # Name and unit of each column, which the terminal stacks; shares are shown with %.
 _COLUMNS = (
@@ -24,7 +25,6 @@ CAPTION = (
     " code reports it. Active: parameters that one prediction uses. The teacher's time for one node includes gathering"
     " its neighbourhood."
 )
-WIDTH = 80  # columns if standard output is not a terminal, and the smallest width that tables are made for
 
 
 def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
