@@ -114,6 +114,14 @@ def test_other_files_of_a_folder_are_passed_over(tmp_path):
     assert load_graph(tmp_path).num_nodes == NODES
 
 
+def test_numbers_beyond_float32_are_told_as_such(tmp_path):
+    x = np.ones((NODES, 2))
+    x[2, 1] = 1e60
+    data = load_graph(write_npz(tmp_path, x=x))
+    with pytest.raises(ValueError, match=r"\(node 2\), expected finite numbers of float32, up to 3\.4e38; .*scale"):
+        validate_data(data)
+
+
 def test_labels_that_no_class_can_have_fail_later(tmp_path):
     data = load_graph(write_npz(tmp_path, y=np.array([0, 1, 0, 1, 0, -2])))
     with pytest.raises(ValueError, match=r"data\.y: 1 labels are out of range \(node 5; node 5 has -2\)"):
