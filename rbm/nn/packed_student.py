@@ -19,6 +19,8 @@ from rbm_kernels import NetworkLayer, pack_network, packed_network
 
 # Attributes of a layer that may change between two calls. Sizes do not change.
 _SETTINGS = ("training", "top_k", "gate_temperature", "track_usage", "gates_over", "eps", "forward")
+# Parameters that a layer may lack and be given later.
+_OPTIONAL = ("bias", "attention")
 
 
 class Packed(NamedTuple):
@@ -28,7 +30,7 @@ class Packed(NamedTuple):
     in_features: int
     out_features: int
     steps: int
-    children: tuple[tuple[dict, str, nn.Module], ...]
+    children: tuple[tuple[dict, str, nn.Module | None], ...]  # None for modules and parameters that do not exist
     tensors: tuple[tuple[dict, str, Tensor, int, int, Tensor], ...]
     settings: tuple[tuple[dict, ...], tuple[str, ...], list]
     hooks: tuple[dict, ...]
@@ -116,6 +118,10 @@ def _pack(student: nn.Module) -> Packed:
     owners, names = zip(*settings, strict=True)
     values = [*map(dict.get, owners, names)]
     children += [(student._modules, name, student._modules[name]) for name in ("layers", "norms")]
+    # What may be added: by append(), and where a layer has none.
+    children += [(part._modules, str(len(part)), None) for part in parts if isinstance(part, nn.ModuleList)]
+    weighted = [part._parameters for part in parts if "weight" in part._parameters]
+    children += [(owned, name, None) for owned in weighted for name in _OPTIONAL if owned.get(name) is None]
     for part in parts:
         for owned in (part._parameters, part._buffers):
             for name, tensor in owned.items():
