@@ -4,17 +4,21 @@ import copy
 import io
 import pickle
 import warnings
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import rbm
 from rbm.nn import packed_student
 from rbm.nn.int8 import quantized
 from rbm.nn.moe import MoEStudent
 from rbm.nn.reference import ReferenceRbMLayer
-from rbm.nn.students import MLPStudent, RbMStudent
+from rbm.nn.sparse_rows import Linear
+from rbm.nn.students import BatchNorm, MLPStudent, RbMStudent
 
 pytestmark = pytest.mark.native
 F, H, C = 30, 24, 5
@@ -83,12 +87,32 @@ class Halved(rbm.FusedRbMLayer):
         return super().forward(h) / 2
 
 
-def with_layer(layer):
-    def put(student, x):
-        student.layers[1] = layer.eval()
-        return student(x)
+class Halving:
+    """Halves the output of a norm that is derived from it."""
 
-    return put
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+class Marked(torch.Tensor):
+    """A subclass of tensors."""
+
+
+def changed(change):
+    """The output after ``change(student)``."""
+    return lambda student, x: (change(student), student(x))[1]
+
+
+def with_layer(layer):
+    return changed(lambda student: student.layers.__setitem__(1, layer.eval()))
+
+
+def with_norm(norm):
+    return changed(lambda student: student.norms.__setitem__(0, norm.eval()))
+
+
+def derived(norm, *sizes):
+    return with_norm(type("Derived", (Halving, norm), {})(*sizes))
 
 
 def with_hook(register):
@@ -109,9 +133,11 @@ def counting(student, x):
     return y
 
 
-def other_forward(student, x):
-    student.layers[0].forward = lambda h: h.new_ones(len(h), H)
-    return student(x)
+def in_forward_mode(student, x):
+    with forward_ad.dual_level():
+        y = student(forward_ad.make_dual(x, torch.ones_like(x)))
+        assert forward_ad.unpack_dual(y).tangent.abs().sum() > 0
+        return y
 
 
 def in_bfloat16(student, x):
@@ -123,18 +149,29 @@ LAYERS_ANSWER = {
     "hook": with_hook(lambda student: student.layers[1].register_forward_hook),
     "hook before": with_hook(lambda student: student.norms[0].register_forward_pre_hook),
     "hook on all": with_hook(lambda _: nn.modules.module.register_module_forward_hook),
+    "hook before all": with_hook(lambda _: nn.modules.module.register_module_forward_pre_hook),
     "another layer": with_layer(ReferenceRbMLayer(H, C)),
     "a derived layer": with_layer(Halved(H, C)),
-    "another forward": other_forward,
+    "a norm without parameters": with_norm(nn.LayerNorm(H, elementwise_affine=False)),
+    "a norm without a bias": with_norm(nn.LayerNorm(H, bias=False)),
+    "a derived LayerNorm": derived(nn.LayerNorm, H),
+    "a derived BatchNorm": derived(BatchNorm, H),
+    "a derived Identity": derived(nn.Identity),
+    "a norm more": changed(lambda student: student.norms.append(nn.Identity().eval())),
+    "another forward": changed(lambda student: setattr(student.layers[1], "forward", lambda h: h[:, :C])),
+    "another forward of a norm": changed(lambda student: setattr(student.norms[0], "forward", torch.zeros_like)),
     "usage": counting,
     "trace": lambda student, x: student(x, return_trace=True)[0],
     "sparse": lambda student, x: student(x.to_sparse_csr()),
+    "a subclass": lambda student, x: student(x.as_subclass(Marked)),
     "float64": lambda student, x: student.double()(x.double()),
+    "a memory in float64": changed(lambda student: setattr(student.layers[0], "memory", torch.randn(8, F).double())),
     "autocast": in_bfloat16,
+    "forward mode": in_forward_mode,
     "transformed": lambda student, x: torch.func.vmap(student)(x[:, None])[:, 0],
     "training": lambda student, x: student.train()(x),
-    "a layer that trains": lambda student, x: student.layers[1].train() and student(x),
-    "a norm that trains": lambda student, x: student.norms[0].train() and student(x),
+    "a layer that trains": changed(lambda student: student.layers[1].train()),
+    "a norm that trains": changed(lambda student: student.norms[0].train()),
     "shared memory": lambda student, x: student.share_memory()(x),
 }
 
@@ -161,15 +198,21 @@ def test_with_gradients_the_layers_answer(calls):
 
 @torch.no_grad()
 def test_rows_that_do_not_fit():
+    """The layers answer them, so errors are theirs, also after a call of the operator."""
     student = make()
-    for rows in (torch.randn(9, F), torch.randn(9, F + 1), torch.randn(F)):
-        if rows.shape == (9, F):
-            student(rows)
-        else:
-            with pytest.raises((ValueError, IndexError)):
-                student(rows)
-    with pytest.raises(TypeError, match="dtype"):
-        student(torch.randn(9, F).half())
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"rows of x hold {F + 1} numbers .*, expected {F}: {F} features"):
+            student(torch.randn(9, F + 1))
+        with pytest.raises(TypeError, match=r"input has dtype torch\.float16, expected torch\.float32"):
+            student(torch.randn(9, F).half())
+        with pytest.raises(ValueError, match="memory is on cpu and x on meta"):
+            student(torch.randn(9, F, device="meta"))
+        student(torch.randn(9, F))
+    assert make(norm="none")(torch.randn(2, F, F)).shape == (2, F, C)
+    with pytest.raises(TypeError, match=r"input has dtype torch\.float32, expected torch\.bfloat16"):
+        make().bfloat16()(torch.randn(9, F))
+    with pytest.raises(ValueError, match="memory is on meta"):
+        make().to("meta")(torch.randn(9, F))
 
 
 def step(student):
@@ -205,6 +248,7 @@ CHANGES = {
     "memory": lambda s: s.layers[0].memory.normal_(),
     "memory that follows": move_a_memory,
     "norm": lambda s: s.norms[0].weight.mul_(-2),
+    "eps": lambda s: setattr(s.norms[0], "eps", 10.0),
     "statistics": lambda s: s.norms[0].running_var.mul_(4),
     "statistics that follow": train_a_norm,
     "temperature": lambda s: setattr(s.layers[0], "gate_temperature", 0.05),
@@ -236,6 +280,73 @@ def test_notices_another_layer():
         change()
         torch.testing.assert_close(student(x), one_by_one(student, x), rtol=1e-5, atol=1e-5)
         assert not torch.allclose(student(x), before)
+
+
+@torch.no_grad()
+def test_notices_what_is_added():
+    student, x = make(MLPStudent), torch.randn(20, F)
+    assert student(x).shape == (20, C)
+    student.norms.append(nn.Identity())
+    student.layers.append(Linear(C, 7))
+    assert student(x).shape == (20, 7)
+    student = make(bias=False, input_attention=False)
+    for name, shape in (("bias", (8, H)), ("attention", (8, F))):
+        before = student(x)
+        setattr(student.layers[0], name, nn.Parameter(torch.randn(shape)))
+        torch.testing.assert_close(student(x), one_by_one(student, x), rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(student(x), before)
+
+
+@torch.no_grad()
+def test_notices_other_gates():
+    student, x = make(MoEStudent), torch.randn(20, F)
+    before = student(x)
+    student.layers[0].gates_over = "all"
+    torch.testing.assert_close(student(x), one_by_one(student, x), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(student(x), before)
+
+
+@torch.no_grad()
+def test_notices_a_change_while_it_packs(monkeypatch):
+    student, x = make(), torch.randn(20, F)
+    pack = packed_student.pack_network
+
+    def interrupted(layers):
+        network = pack(layers)
+        student.layers[1].weight.mul_(2.0)
+        return network
+
+    monkeypatch.setattr(packed_student, "pack_network", interrupted)
+    student(x)
+    monkeypatch.setattr(packed_student, "pack_network", pack)
+    torch.testing.assert_close(student(x), one_by_one(student, x), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_no_other_data_can_come_to_stand_at_the_address_of_the_packed():
+    student, x, numbers = make(MLPStudent), torch.randn(20, F), np.ones((H, F), dtype=np.float32)
+    student.layers[0].weight.data = torch.from_numpy(numbers)
+    student(x)
+    held = weakref.ref(numbers)
+    del numbers
+    student.layers[0].weight.data = torch.randn(H, F)
+    assert held() is not None
+    torch.testing.assert_close(student(x), one_by_one(student, x), rtol=1e-5, atol=1e-5)
+    assert held() is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [MLPStudent.eval, MLPStudent.half], ids=["eval", "half"])
+def test_a_new_mode_and_a_conversion_drop_the_copy(change):
+    student, x, numbers = make(MLPStudent), torch.randn(20, F), np.ones((H, F), dtype=np.float32)
+    student.layers[0].weight.data = torch.from_numpy(numbers)
+    student(x)
+    numbers += 1  # PyTorch does not see this
+    held = weakref.ref(student._packed.network)
+    change(student)
+    assert held() is None
+    student.float()
+    torch.testing.assert_close(student(x), one_by_one(student, x), rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
