@@ -189,7 +189,7 @@ def _described(
     try:
         content = read_description(config, method) if config.name == STUDENT else read_json(config)
         name, arguments = content["class"], dict(content["arguments"])
-        if kind is None and isinstance(name, str) and name not in STUDENTS:
+        if kind is None and name not in STUDENTS:
             raise ValueError(
                 f"its class {name} is not one of them; if a plugin defines the class, load that first: rbm --plugin"
                 " FILE before the command, rbm.utils.plugins.load_plugin(FILE) in Python"

@@ -13,7 +13,9 @@ import rbm
 from rbm import MLPStudent, RbMStudent
 from rbm.config import Config
 from rbm.nn import pretrained as hub
+from rbm.nn import saved_student
 from rbm.nn.moe import MoEStudent
+from rbm.nn.pretrained import HubMixin
 from rbm.nn.students import CoHOpStudent, EnsembleStudent, MixtureStudent
 
 SIZES = {"in_channels": 6, "hidden_channels": 8, "out_channels": 3}
@@ -59,6 +61,20 @@ def test_copies_keep_their_arguments(tmp_path):
     loaded = RbMStudent.from_pretrained(tmp_path)
     assert [layer.decay for layer in loaded.layers] == [0.5, 0.5]
     assert all(layer.attention is None for layer in loaded.layers)
+
+
+@pytest.mark.usefixtures("huggingface_hub")
+def test_a_class_of_ones_own_may_read_tensors_as_it_is_made(monkeypatch, tmp_path):
+    monkeypatch.setattr(saved_student, "STUDENTS", dict(saved_student.STUDENTS))
+    monkeypatch.setattr(hub, "STUDENTS", saved_student.STUDENTS)
+
+    class Mine(HubMixin, torch.nn.Linear):
+        def __init__(self, in_channels, out_channels):
+            super().__init__(in_channels, out_channels)
+            self.scale = torch.ones(4).sum().item()  # which a tensor on the device "meta" does not have
+
+    Mine(6, 3).save_pretrained(tmp_path)
+    assert hub.load(tmp_path).scale == 4.0
 
 
 @pytest.fixture(scope="module")

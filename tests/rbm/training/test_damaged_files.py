@@ -14,6 +14,8 @@ from saved_runs import forget_files
 import rbm
 from rbm import RbMStudent
 from rbm.config import Config
+from rbm.nn.saved_student import describe
+from rbm.nn.students import EnsembleStudent, MLPStudent, SIGNStudent
 from rbm.training.run_folder import RunFolder, SavedStudent, load_encodings, read_metrics, save_students
 
 SIZES = {"in_channels": 6, "hidden_channels": 8, "out_channels": 3, "num_experts": 4, "top_k": 2}
@@ -88,6 +90,7 @@ def test_a_description_that_was_changed_on_purpose_is_taken(saved):
     path = folder / DESCRIPTIONS[kind]
     content = json.loads(path.read_text())
     content["arguments"]["top_k"] = 3
+    content["files"] = ["of another program"]
     del content["checksum"]
     path.write_text(json.dumps(content))
     assert rbm.load(folder).layers[0].top_k == 3
@@ -139,6 +142,22 @@ def test_sizes_that_the_weights_do_not_have_are_refused_at_once(saved, changes):
     with pytest.raises(ValueError, match=r"holds arguments that RbMStudent does not take|does not fit RbMStudent"):
         rbm.load(folder)
     assert time.monotonic() - began < 10
+
+
+def test_more_members_than_the_weights_have_are_refused_at_once(tmp_path):
+    pytest.importorskip("huggingface_hub")
+    EnsembleStudent(2, in_channels=6, hidden_channels=8, out_channels=3).save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["arguments"]["members"] = 10**7
+    del content["checksum"]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"they describe more layers than .*model\.safetensors has tensors, 8$"):
+        rbm.load(tmp_path)
+
+
+def test_the_checksum_is_of_the_class_too():
+    """Another class may take the same arguments and weights."""
+    assert describe(MLPStudent(6, 8, 3))["checksum"] != describe(SIGNStudent(6, 8, 3))["checksum"]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "\xff", "3", "9" * 10_000, " " * 2**23])

@@ -122,7 +122,7 @@ def test_resuming_may_keep_another(digits, run):
 
 def test_faults(run):
     with pytest.raises(
-        ValueError, match=r"method is 'gnn', but .*run describes the students glnn, mlp, rbm, moe, .*lab"
+        ValueError, match=r"^method is 'gnn', but .*run describes the students glnn, mlp, rbm, moe, .*lab"
     ):
         rbm.load(run, method="gnn")
     with pytest.raises(ValueError, match=r"method is '\.\./mlp', but"):
@@ -173,6 +173,13 @@ def test_a_folder_of_the_hub_has_one(whole, tmp_path):
         ValueError, match=r"method is 'glnn', but .* is no run folder and holds one student; leave it out"
     ):
         rbm.load(tmp_path, method="glnn")
+
+
+def test_a_run_folder_that_a_student_was_saved_into_stays_one(whole, run):
+    pytest.importorskip("huggingface_hub")
+    whole[0].students["mlp"].save_pretrained(run)
+    assert torch.equal(rbm.load(run).layers[0].weight, whole[0].student.layers[0].weight)
+    assert type(rbm.load(run, method="rbm")) is type(whole[0].students["rbm"])
 
 
 def test_predict(command, whole, run, monkeypatch, tmp_path):
