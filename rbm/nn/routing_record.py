@@ -161,7 +161,7 @@ def visit_router_inputs(model: nn.Module, inputs: Any, visit: Callable[[str, Mem
     with ExitStack() as stack:
         stack.enter_context(_eagerly())
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(hook(name), with_kwargs=True, prepend=True).remove)
+            stack.callback(layer.register_forward_pre_hook(hook(name), with_kwargs=True).remove)
         stack.enter_context(evaluating(model))
         call(model, inputs)
     if not seen:

@@ -12,6 +12,7 @@ import rbm
 from rbm import FusedRbMLayer, RbMFeedForward
 from rbm.config import RbMConfig
 from rbm.nn import losses
+from rbm.nn.routing_record import visit_router_inputs
 
 
 class Block(nn.Module):
@@ -59,9 +60,11 @@ def test_what_return_routing_gives_is_what_is_recorded():
     with rbm.record_routing(layer) as routing:
         first = layer(x, return_routing=True)[1]
         second = layer(h=x[:4], return_routing=True)[1]
-    assert routing.calls[""] == [first, second]
-    assert torch.equal(routing[""].experts, torch.cat([first.experts, second.experts]))
-    assert repr(routing) == "RoutingRecord('': 13 rows)"
+        layer(h=x.view(3, 3, 6))
+    assert routing.calls[""][:2] == [first, second]
+    assert routing[""].experts.shape == (22, 3)
+    assert torch.equal(routing[""].experts[9:13], second.experts)
+    assert repr(routing) == "RoutingRecord('': 22 rows)"
 
 
 @pytest.mark.parametrize("kind", [FusedRbMLayer, RbMFeedForward])
@@ -71,9 +74,13 @@ def test_a_subclass_or_a_hook_that_returns_another_tuple_is_recorded(kind):
             y = super().forward(h)
             return y, y.norm()
 
+    class Alone(kind):
+        def forward(self, h):
+            return (super().forward(h),)
+
     hooked, x = kind(6, 3, 5, 2), torch.randn(9, 6)
     hooked.register_forward_hook(lambda layer, args, output: (output, {}))
-    for layer in (WithNorm(6, 3, 5, 2), hooked):
+    for layer in (WithNorm(6, 3, 5, 2), Alone(6, 3, 5, 2), hooked):
         with rbm.record_routing(layer) as routing:
             layer(x)
         torch.testing.assert_close(routing[""], layer.route(x))
@@ -84,6 +91,7 @@ def test_copies_and_pickles_made_inside_hear_nothing():
     with rbm.record_routing(net) as routing:
         for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
             copied(x)
+            assert [hook.record for hook in copied[2]._forward_hooks.values()] == [None]
         assert len(routing) == 0
         net.share_memory()(x)
     assert list(routing) == NAMES
@@ -146,6 +154,52 @@ def test_auxiliary_loss_is_the_sum_over_layers():
     assert rbm.auxiliary_loss(net, routing, **dict.fromkeys(weights, 0)) == 0
     with pytest.raises(ValueError, match=r"routing of the model is not recorded: call the model .* inside"):
         rbm.auxiliary_loss(net)
+
+
+def test_auxiliary_loss_takes_the_innermost_record_of_the_whole_model():
+    net = model().eval()
+    last = net[2]
+    with rbm.record_routing(net) as outer:
+        net(torch.randn(7, 3))
+        with rbm.record_routing(last) as inner:
+            net(torch.randn(5, 3))
+            torch.testing.assert_close(rbm.auxiliary_loss(last), rbm.auxiliary_loss(last, inner))
+            torch.testing.assert_close(rbm.auxiliary_loss(net), rbm.auxiliary_loss(net, outer))
+        torch.testing.assert_close(rbm.auxiliary_loss(last), rbm.auxiliary_loss(last, outer))
+    blocks = rbm.record_routing(net), rbm.record_routing(last)
+    records = [block.__enter__() for block in blocks]
+    blocks[0].__exit__(None, None, None)  # generators may end in any order
+    net(torch.randn(5, 3))
+    torch.testing.assert_close(rbm.auxiliary_loss(last), rbm.auxiliary_loss(last, records[1]))
+    with pytest.raises(ValueError, match="is not recorded"):
+        rbm.auxiliary_loss(net)
+    blocks[1].__exit__(None, None, None)
+
+
+def visited(model, inputs):
+    found = []
+    visit_router_inputs(model, inputs, lambda name, layer, rows: found.append((name, rows)))
+    return found
+
+
+def test_a_router_is_visited_once_with_the_rows_that_it_routes():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = FusedRbMLayer(6, 6, 5, 3)
+
+        def forward(self, x):
+            return self.layer(self.layer(h=x))
+
+    x = torch.randn(7, 6)
+    [(name, rows)] = visited(Twice(), x)
+    assert (name, rows.equal(x)) == ("layer", True)
+    layer = FusedRbMLayer(6, 2, 5, 3)
+    layer.register_forward_pre_hook(lambda layer, args: (-args[0],))
+    [(_, rows)] = visited(layer, x)
+    assert torch.equal(rows, -x)
+    [(_, rows)] = visited(FusedRbMLayer(6, 2, 5, 3), (x[:, :2].to_sparse_csr(), x[:, 2:]))
+    assert torch.equal(rows.to_dense(), x)
 
 
 def test_models_without_such_layers_and_transformations_are_refused():
@@ -222,7 +276,7 @@ def test_the_table_and_its_measures():
 
 @pytest.mark.compiler
 def test_compiled_models_count_and_accumulate_in_one_graph_and_are_recorded():
-    net, x = FusedRbMLayer(6, 2, 5, 3), torch.randn(8, 6)
+    net, x = nn.Sequential(FusedRbMLayer(6, 2, 5, 3)), torch.randn(8, 6)
     twin = copy.deepcopy(net)
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     rbm.track_usage(compiled)
@@ -230,7 +284,8 @@ def test_compiled_models_count_and_accumulate_in_one_graph_and_are_recorded():
         compiled(x[:4])
         with rbm.record_routing(compiled) as routing:
             compiled(x[4:])
-    assert routing[""].experts.shape == (4, 3)
-    assert rbm.expert_usage(compiled)[""].rows == 8
+    assert routing["0"].experts.shape == (4, 3)
+    assert rbm.expert_usage(compiled)["0"].rows == 8
     twin(x)
-    torch.testing.assert_close(net.eval().memory, twin.eval().memory)
+    torch.testing.assert_close(net.eval()[0].memory, twin.eval()[0].memory)
+    assert [name for name, _ in visited(compiled, x)] == ["0"]
