@@ -161,6 +161,7 @@ LAYERS_ANSWER = {
     "another forward": changed(lambda student: setattr(student.layers[1], "forward", lambda h: h[:, :C])),
     "another forward of a norm": changed(lambda student: setattr(student.norms[0], "forward", torch.zeros_like)),
     "usage": counting,
+    "pretraining": changed(lambda student: setattr(student, "pretraining", True)),
     "trace": lambda student, x: student(x, return_trace=True)[0],
     "sparse": lambda student, x: student(x.to_sparse_csr()),
     "a subclass": lambda student, x: student(x.as_subclass(Marked)),

@@ -8,7 +8,7 @@ from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.nn import students
 from rbm.nn.parameters import count_parameters
 from rbm.nn.reference import ReferenceRbMLayer
-from rbm.nn.students import NORMS, MixtureStudent, build_norm
+from rbm.nn.students import NORMS, MixtureStudent, build_norm, predict
 
 
 def make(**options):
@@ -87,6 +87,18 @@ def test_router_inputs_are_what_the_layers_see():
         torch.testing.assert_close(rows, expected)
 
 
+@torch.no_grad()
+def test_predictions_of_some_rows(monkeypatch):
+    student, x = MLPStudent(6, 8, 3).eval(), torch.randn(10, 6)
+    expected = student(x)
+    for chunk in (students.CHUNK_ROWS, 3):
+        monkeypatch.setattr(students, "CHUNK_ROWS", chunk)
+        torch.testing.assert_close(predict(student, x), expected)
+        torch.testing.assert_close(predict(student, x, slice(2, 9)), expected[2:9])
+        assert torch.equal(predict(student, x, slice(2, 9), lambda y: y.argmax(-1)), expected[2:9].argmax(-1))
+        assert predict(student, x, slice(4, 4)).shape == (0, 3)
+
+
 def test_set_decay():
     student = make()
     student.set_decay(0.5)
@@ -110,6 +122,7 @@ def test_batch_norm_of_several_ranks_in_mixed_precision(monkeypatch):
     monkeypatch.setattr(students, "world_size", lambda: 2)
     monkeypatch.setattr(students, "all_reduce_sum", lambda values: values)
     torch.testing.assert_close(joint(rows), expected)
+    torch.testing.assert_close(joint(rows[:1]), alone(rows[:1]))
     torch.testing.assert_close(joint.state_dict(), alone.state_dict())
 
 
@@ -127,6 +140,7 @@ def test_counted_parameters():
 
 
 @pytest.mark.parametrize("student", [MLPStudent, RbMStudent])
-def test_bad_depth(student):
+def test_depth(student):
+    assert student(6, None, 3, num_layers=1)(torch.randn(2, 6)).shape == (2, 3), "it has no hidden layer"
     with pytest.raises(ValueError, match="num_layers is 0, expected at least 1"):
         student(6, 8, 3, num_layers=0)
