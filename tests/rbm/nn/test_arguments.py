@@ -105,6 +105,7 @@ def test_further_arguments():
         ),
         (lambda: MoELayer(8, 4, router_features=4, pretrain="one"), "pretrain is 'one', expected one of first, prop"),
         (lambda: MoELayer(8, 4, router_features=4, noise=-1.0), "noise is -1.0, expected at least 0"),
+        (lambda: MoELayer(8, 4, router_features=4, noise=math.inf), "noise is inf, expected at least 0, not infinite"),
         (lambda: MixtureStudent([], "none"), "layers are empty, expected at least one"),
     ):
         with pytest.raises(ValueError, match=message):

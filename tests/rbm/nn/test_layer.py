@@ -76,6 +76,7 @@ def test_initial_values():
     torch.testing.assert_close(layer.attention.exp(), torch.full((5, 100), 1.5))
     torch.testing.assert_close(layer.memory.norm(dim=-1), torch.ones(5))
     assert layer.weight.abs().max() <= 0.1 < layer.weight.abs().max() * 1.1
+    assert 0.05 < layer.bias.abs().max() <= 0.1
     assert "in_features" not in repr(layer)
     assert "100, 4, num_experts=5, top_k=3" in repr(layer)
 

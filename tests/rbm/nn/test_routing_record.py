@@ -198,8 +198,12 @@ def test_a_router_is_visited_once_with_the_rows_that_it_routes():
     layer.register_forward_pre_hook(lambda layer, args: (-args[0],))
     [(_, rows)] = visited(layer, x)
     assert torch.equal(rows, -x)
-    [(_, rows)] = visited(FusedRbMLayer(6, 2, 5, 3), (x[:, :2].to_sparse_csr(), x[:, 2:]))
-    assert torch.equal(rows.to_dense(), x)
+    for inputs in ((x[:, :2].to_sparse_csr(), x[:, 2:]), (x.to_sparse_csr(),)):
+        [(_, rows)] = visited(FusedRbMLayer(6, 2, 5, 3), inputs)
+        assert torch.equal(rows.to_dense(), x)
+    assert [(name, rows.requires_grad) for name, rows in visited(model(), x[:, :3])] == [
+        (name, False) for name in NAMES
+    ]
 
 
 def test_models_without_such_layers_and_transformations_are_refused():
@@ -288,4 +292,11 @@ def test_compiled_models_count_and_accumulate_in_one_graph_and_are_recorded():
     assert rbm.expert_usage(compiled)["0"].rows == 8
     twin(x)
     torch.testing.assert_close(net.eval()[0].memory, twin.eval()[0].memory)
-    assert [name for name, _ in visited(compiled, x)] == ["0"]
+
+
+def test_compiled_models_are_visited():
+    net, x = nn.Sequential(nn.Linear(6, 6), FusedRbMLayer(6, 2, 5, 3)).eval(), torch.randn(8, 6)
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager").eval()
+    with torch.no_grad():
+        compiled(x)  # in the mode of the visit, which compiles nothing then
+    assert [name for name, _ in visited(compiled, x)] == ["1"]

@@ -92,6 +92,9 @@ def test_noise_is_for_training_alone():
     torch.testing.assert_close(y, plain(layer, h, noise)[0])
     assert not torch.allclose(y, plain(layer, h)[0])
     torch.testing.assert_close(layer.eval()(h), plain(layer, h)[0])
+    layer.noise, before = 0.0, torch.get_rng_state()
+    layer.train()(h)
+    assert torch.equal(torch.get_rng_state(), before), "without noise, nothing is drawn"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -145,6 +148,11 @@ def test_clones():
     assert not torch.allclose(layer.weight[1], weight)
     layer.clone_expert()
     assert all(torch.equal(layer.weight[e], weight) and torch.equal(layer.bias[e], bias) for e in range(EXPERTS))
+
+
+def test_addresses_begin_near_zero():
+    """Cosines do not depend on their length, but the first steps do."""
+    assert MoELayer(6, 4, router_features=400).addresses.std().item() == pytest.approx(0.01, rel=0.1)
 
 
 def test_too_many_experts_a_row():
