@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.measure.device import HERE
 from benchmarks.measure.shapes import COAUTHOR_CS, CORA, DEVICE, PRECISIONS, REFERENCE, Problem, Shape, Workload
 from benchmarks.measure.suite import Suite
-from benchmarks.peers import MOST_GATHERED, GatheredRbMLayer, SortedRbMLayer, SplitRbMLayer
+from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, TunedRbMLayer
 from rbm import FusedRbMLayer
 from rbm.nn.reference import ReferenceRbMLayer
 from rbm_kernels.ops.expert_matmul import cost
@@ -31,8 +31,8 @@ def make_layers(run: Suite, memory: Tensor, *, training: bool) -> dict[str, torc
     shape, compiles = run.workload.shape, run.compiles
     sizes = (shape.features, shape.outputs, shape.experts, shape.top_k)
     layers = {name: layer(*sizes, device=DEVICE, dtype=run.dtype) for name, layer in LAYERS.items()}
-    if compiles and not training and shape.rows <= MOST_GATHERED:
-        layers["gathered compiled"] = GatheredRbMLayer(*sizes, device=DEVICE, dtype=run.dtype)
+    if compiles and not training:
+        layers["tuned compiled"] = TunedRbMLayer(*sizes, device=DEVICE, dtype=run.dtype)
     layers["rbm"].memory.copy_(memory)
     for layer in layers.values():
         layer.load_state_dict(layers["rbm"].state_dict())

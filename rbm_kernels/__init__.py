@@ -19,9 +19,9 @@ never synchronise with the host. The device of the arguments selects the impleme
 do not trace: their format depends on the processor. Pack and quantise weights outside of traced functions.
 
 Kernels compute first-order reverse-mode derivatives. Higher-order derivatives, forward mode and the ``torch.func``
-transforms use the same formulas in eager PyTorch, at ``E / k`` times the work. ``vmap`` passes the rows of all slices to
-one call of an operator, also in the backward pass; if anything but rows is batched, such as weights, each slice has its
-own call. The choice of experts is treated as constant.
+transforms use the same formulas in eager PyTorch, at ``E / k`` times the work. ``vmap`` passes the rows of all slices
+to one call of an operator, also in the backward pass; if anything but rows is batched, such as weights, each slice has
+its own call. The choice of experts is treated as constant.
 """
 
 from rbm_kernels import _flop_counter, _library, _native

@@ -20,15 +20,15 @@ from benchmarks.peers.experts import (
     split_by_expert,
 )
 from benchmarks.peers.ffn import eager_ffn, expert_matmul_ffn, grouped_mm_ffn, rbm_ffn
-from benchmarks.peers.layers import GatheredRbMLayer, SortedRbMLayer, SplitRbMLayer
+from benchmarks.peers.layers import SortedRbMLayer, SplitRbMLayer, TunedRbMLayer
 from benchmarks.peers.libraries import missing_libraries, usable
 from benchmarks.peers.routing import by_topk
 
 __all__ = [
     "MOST_GATHERED",
-    "GatheredRbMLayer",
     "SortedRbMLayer",
     "SplitRbMLayer",
+    "TunedRbMLayer",
     "by_topk",
     "ffn_peers",
     "gathered",

@@ -24,7 +24,7 @@ ORDER = (
     "grouped_mm",
     "grouped_mm compiled",
     "dense",
-    "gathered compiled",
+    "tuned compiled",
 )
 Groups = dict[str, dict[str, float]]
 

@@ -47,7 +47,7 @@ MATMUL_PEERS = ("eager", "eager compiled", "split", "sorted", "grouped_mm", "gro
 
 
 def headed(name: str) -> str:
-    return {"eager compiled": "compiled", "gathered compiled": "gathered"}.get(name, name)
+    return {"eager compiled": "compiled", "tuned compiled": "tuned"}.get(name, name)
 
 
 def cpu_layer(*, memory_kept: bool, path: Path | None = None, peers: Sequence[str] = PEERS) -> str:

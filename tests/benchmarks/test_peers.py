@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from benchmarks.measure.harness import relative_error
 from benchmarks.measure.shapes import ROUTINGS, Problem, Shape, Workload, clear_rows
-from benchmarks.peers import GatheredRbMLayer, SortedRbMLayer, SplitRbMLayer, ffn_peers, libraries, peers
+from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, TunedRbMLayer, ffn_peers, libraries, peers
 from benchmarks.peers.experts import grouped_mm, sort_pairs, sorted_addmm
 from benchmarks.peers.ffn import eager_ffn
 from benchmarks.report import tables
@@ -231,12 +231,13 @@ def test_peer_layers_are_the_layer(peer, training):
     torch.testing.assert_close(layers[1].memory, layers[0].memory)
 
 
-def test_gathered_rows_are_the_layer():
+@pytest.mark.parametrize("rows", [60, 600])
+def test_tuned_layer_is_the_layer(rows):
     """Run without a compiler; the suite checks the compiled code before it is timed."""
-    layers = [kind(16, 8, 4, 2) for kind in (ReferenceRbMLayer, GatheredRbMLayer)]
+    layers = [kind(16, 8, 4, 2) for kind in (ReferenceRbMLayer, TunedRbMLayer)]
     with torch.no_grad():
         layers[0].attention.normal_()
     layers[1].load_state_dict(layers[0].state_dict())
-    x = clear_rows(60, layers[0].memory, 2)
+    x = clear_rows(rows, layers[0].memory, 2)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         torch.testing.assert_close(layers[1].eval()(x), layers[0].eval()(x), rtol=1e-4, atol=1e-5)

@@ -83,7 +83,7 @@ def test_tables_take_their_cells_from_results(tmp_path, monkeypatch):
     layer = write(tmp_path / "layer.csv", {("rbm", "forward seconds"): 2e-3, ("eager", "forward seconds"): 4e-3})
     monkeypatch.setattr(medians, "LAYER", write(layer, TIMES, remark=", memory kept"))
     monkeypatch.setattr(tables, "GPU", tmp_path / "gpu.csv")
-    assert "| forward | 64 | 2.0 ms | 2.0 x |  |  |  |\n" in tables.TABLES["cpu-layer-faults"]()
+    assert "| forward | 64 | 2.0 ms | 2.0 x |  |  |  |  |\n" in tables.TABLES["cpu-layer-faults"]()
     page = "before\n<!-- table: cpu-layer -->\nold\n<!-- end -->\nafter\n<!-- table: gpu -->\n<!-- end -->\n"
     filled = tables.fill(page)
     assert "| forward | 64 | 1.0 ms | 4.0 x |  |  |  |\n" in filled
