@@ -86,7 +86,7 @@ def test_tables_take_their_cells_from_results(tmp_path, monkeypatch):
     assert "| forward | 64 | 2.0 ms | 2.0 x |  |  |  |  |\n" in tables.TABLES["cpu-layer-faults"]()
     page = "before\n<!-- table: cpu-layer -->\nold\n<!-- end -->\nafter\n<!-- table: gpu -->\n<!-- end -->\n"
     filled = tables.fill(page)
-    assert "| forward | 64 | 1.0 ms | 4.0 x |  |  |  |\n" in filled
+    assert "| forward | 64 | 1.0 ms | 4.0 x |  |  |  |  |\n" in filled
     assert "| experts: forward |  |  |  |  |  |  |  |  |\n" in filled
     assert "bash benchmarks/gpu.sh OUT_DIR" in filled
     assert filled.startswith("before\n<!-- table: cpu-layer -->\n|")
