@@ -191,9 +191,9 @@ def distill(
         again += [f"--{name}", value] if value not in (None, _METHODS) else []
     again += ["--auto"] if auto else []
     with joined(usable_device(device)) as place:
-        data = load_configured_dataset(chosen).to(place)
         replaced = _stored_settings(path) if overwrite else set()
         with advise_resuming(lambda: shlex.join(again) if _stored_settings(path) - replaced else SAME_COMMAND):
+            data = load_configured_dataset(chosen).to(place)
             result = run_distillation(
                 data,
                 named,

@@ -37,7 +37,7 @@ def report(
     from rbm.distillation.report.pictures import write_representation
     from rbm.distillation.report.write import write_observed, write_page
     from rbm.nn.saved_student import check_exists
-    from rbm.utils.files import check_ending
+    from rbm.utils.files import check_ending, check_writable
 
     for run in runs:
         check_exists(run)
@@ -48,6 +48,7 @@ def report(
     is_own_report = len(runs) == 1 and page == runs[0] / REPORT
     if page.exists() and not (overwrite or is_own_report):
         raise FileExistsError(f"report {page} exists; use --overwrite to replace it, or another --out")
+    check_writable(f"report {page}", page.parent)
     for run in runs:
         if tsne or not (run / OBSERVED).is_file():
             with status.status(Text(f"{run}: its models run again")):

@@ -22,7 +22,7 @@ from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.saved_student import STUDENT, check_described, describe, fill, find_student, read_description, rebuild
 from rbm.training.run_files import CHECKPOINT, begin_list, is_unused, list_file, remove_partials, remove_run
-from rbm.utils.files import absolute, disk_errors, read_text, write_bytes, write_json
+from rbm.utils.files import absolute, check_writable, disk_errors, read_text, write_bytes, write_json
 from rbm.utils.locks import only_process
 from rbm.utils.tensor_files import check_finite, read_pickled, read_sealed, sealed, stored_checksum
 
@@ -166,7 +166,8 @@ def open_run(path: Path | str, config: Config, *, resume: bool = False, overwrit
 
 
 def check_place(path: Path, resume: bool, overwrite: bool, config_file: str = "config.yaml") -> None:
-    """Raise if there is nothing to resume (no ``config_file``), or if files would be overwritten without permission.
+    """Raise if there is nothing to resume (no ``config_file``), if files would be overwritten without permission, or if
+    the folder cannot be written to.
 
     A run that was killed before it wrote its ``config_file`` lost nothing: it is resumed from its beginning, and a new
     run may take its folder.
@@ -185,6 +186,8 @@ def check_place(path: Path, resume: bool, overwrite: bool, config_file: str = "c
             f"run folder {path} exists and is not empty;"
             " use --resume to continue it, --overwrite to replace it, or another --out"
         )
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    check_writable(f"run folder {path}", there, "use another --out, or allow it")
 
 
 def _mistaken(path: Path, config_file: str) -> str:

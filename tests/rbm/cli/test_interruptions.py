@@ -105,6 +105,17 @@ def test_a_run_that_was_not_replaced_yet_is_not_resumed(command, monkeypatch, tm
     assert err.strip().endswith(f"continue by {advised}")
 
 
+def test_a_resumed_run_says_so_while_its_graph_is_read(command, monkeypatch, tmp_path):
+    (tmp_path / "config.yaml").write_text("preset: clean\n")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rbm.datasets.load.load_configured_dataset", interrupted)
+    _, _, err = command("distill", "--out", tmp_path, "--resume")
+    assert err.strip().endswith(f"continue by rbm distill --out {tmp_path} --resume")
+
+
 def test_advice_quotes_what_the_shell_would_take_apart(command, monkeypatch, tmp_path):
     folder = tmp_path / "my run"
 

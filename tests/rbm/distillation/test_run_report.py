@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -271,6 +272,8 @@ def test_rbm_report(made, command, tmp_path, monkeypatch):
     assert (status, "report.html" in out) == (0, True)
     assert (folder / "report.html").read_text() == f"of {[folder]}"
     (folder / "report.html").write_text(page)
+    monkeypatch.setattr("os.access", lambda place, mode: place != folder or mode == os.R_OK)
+    assert "no permission to write to" in command("report", folder)[2]
 
 
 def test_brackets_in_the_name_of_a_run_are_no_markup(made, command, tmp_path):

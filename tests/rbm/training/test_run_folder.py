@@ -258,3 +258,10 @@ def test_two_processes_list_a_file_once(folder, monkeypatch):
     monkeypatch.setattr(run_files, "FileLock", Late)
     run_files.list_file(path)
     assert run_files.listed_files(folder.path).count(path.name) == 1
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda folder, mode: folder != tmp_path)
+    with pytest.raises(PermissionError, match=r"run folder .* no permission to write to .*; use another --out"):
+        RunFolder(tmp_path / "runs" / "digits", Config())
+    assert not any(tmp_path.iterdir())
