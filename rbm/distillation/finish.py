@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from rbm.config import Config
 from rbm.datasets.encodings.hops import StoredHops
 from rbm.distillation.latency import student_latency, teacher_latency
-from rbm.distillation.report import OBSERVED, REPORT
+from rbm.distillation.report import FILES as OF_REPORT
 from rbm.distillation.result import Distillation
 from rbm.distillation.run_graph import save_graph
 from rbm.distillation.summary import results_markdown
@@ -127,10 +127,10 @@ def _write_students(run: RunFolder, found: Distillation, trained: dict[str, Trai
 
 
 def _remove_report_of_others(folder: Path, summary: str) -> None:
-    """Remove the report of a run that was resumed with other students: rbm report would read it beside ``summary``."""
+    """Remove report and plots of a run that was resumed with other students: they would stand beside ``summary``."""
     path = folder / "summary.json"
     if path.is_file() and path.read_bytes() != summary.encode():
-        for name in (REPORT, OBSERVED):
+        for name in OF_REPORT:
             (folder / name).unlink(missing_ok=True)
 
 

@@ -2,3 +2,6 @@
 
 # The page, and the figures of it that need the models.
 REPORT, OBSERVED = "report.html", "report.json"
+# The plots, which are not on the page.
+CURVES, LOAD, REPRESENTATION = "training.png", "expert_load.png", "representation.png"
+FILES = (REPORT, OBSERVED, CURVES, LOAD, REPRESENTATION)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rbm.datasets.registry import short_name
 from rbm.distillation.registry import title_of
+from rbm.distillation.report import CURVES, LOAD, REPRESENTATION
 from rbm.distillation.report.experts import last_router, mixture_of
 from rbm.distillation.result import Distillation
 from rbm.distillation.summary import chosen_epochs
@@ -30,14 +31,14 @@ def write_plots(result: Distillation, records: list[dict[str, Any]], folder: Pat
     Returns:
         The files written: ``training.png`` and, if the run has a mixture, ``expert_load.png``.
     """
-    files = [folder / "training.png"]
+    files = [folder / CURVES]
     list_file(files[0])
     best_epochs = chosen_epochs(result.summary, records)
     titles = {phase: title_of(phase) for phase in best_epochs}
     plot_training_curves(records, files[0], best_epochs=best_epochs, titles=titles)
     if (method := mixture_of(result)) is None:
         return files
-    files.append(folder / "expert_load.png")
+    files.append(folder / LOAD)
     list_file(files[1])
     student = result.students[method].eval()
     plot_expert_load(expert_loads(student, result.student_inputs(method)).cpu(), files[1])
@@ -56,7 +57,7 @@ def write_representation(result: Distillation, folder: Path) -> Path:
     if (method := mixture_of(result)) is None:
         trained = ", ".join(result.students)
         raise ValueError(f"tsne: no student of the run is a mixture (got {trained}), expected rbm or moe among them")
-    path = folder / "representation.png"
+    path = folder / REPRESENTATION
     list_file(path)
     plot_representation(result, method, path)
     return path
