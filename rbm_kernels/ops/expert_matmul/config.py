@@ -51,7 +51,7 @@ _MULTIPROCESSORS = {80: 108, 90: 132, 100: 148, 120: 188}
 
 # y from x, and grad_x from grad if the gates need no gradient. Two accumulators: a product, and the sum of products.
 _FORWARD = {
-    # 228 µs on an H100; one program of 128 x 128 takes 236. 213 to 254 registers of 128 threads.
+    # 227 µs on an H100; one program of 128 x 128 takes 236. 213 to 254 registers of 128 threads.
     ("half", 90): Tile(128, 64, 128, 4, 1, 2),
     # The larger tile reads the rows half as often: at D = N = 512 and 1,024 it takes 4 % less time.
     ("wide half", 90): Tile(128, 128, 256, 8, 2),
