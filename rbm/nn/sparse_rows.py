@@ -44,7 +44,7 @@ class SparseRows:
         _check_sparse(sparse)
         self.crow = sparse.crow_indices().to(torch.int32)
         self.col = sparse.col_indices().to(torch.int32)
-        self.values = sparse.values().detach()
+        self.values = sparse.values()
         self.width = sparse.shape[1]
         _check_order(self.crow, self.col)
         if dense is not None:
@@ -284,7 +284,8 @@ def memory_statistics(
 def _sparse_memory_statistics(
     rows: SparseRows, gates: Tensor, experts: Tensor, num_experts: int, normalize: bool
 ) -> tuple[Tensor, Tensor]:
-    gates = gates.detach()  # no_grad does not stop forward-mode tangents
+    # no_grad does not stop forward-mode tangents.
+    gates, rows = gates.detach(), rows if rows.dense is None else rows._with(dense=rows.dense.detach())
     squared = rows.squared_norms()
     usable = squared.isfinite() & gates.isfinite().all(-1)
     weights = torch.where(usable[:, None], gates.exp(), 0.0)

@@ -148,7 +148,8 @@ def test_batches_of_batches():
     torch.testing.assert_close(got, expected)
 
 
-def test_other_weights_for_each_slice():
+@pytest.mark.parametrize("dim", [0, 1])
+def test_other_weights_for_each_slice(dim):
     """An ensemble: each slice has a call of its own, with the shared rows."""
     x, memories, weights = draw(ROWS, D), draw(SLICES, E, D), draw(SLICES, E, N, D)
 
@@ -156,9 +157,19 @@ def test_other_weights_for_each_slice():
         return kernels.routed_matmul(x, memory, weight, BIAS, K)
 
     with Calls() as calls:
-        got = vmap(function)(memories, weights)
+        got = vmap(function, dim)(memories.movedim(0, dim), weights.movedim(0, dim))
     assert calls.counts == {"routed_matmul": SLICES}
     torch.testing.assert_close(got, one_by_one(function, memories, weights))
+
+
+def test_other_memories_for_each_slice_with_a_temperature():
+    """One call for each slice of an operator with a keyword argument and several results."""
+    x, memories = draw(ROWS, D), draw(SLICES, E, D)
+
+    def function(memory):
+        return kernels.cosine_topk(x, memory, K, temperature=0.5)
+
+    torch.testing.assert_close(vmap(function)(memories), one_by_one(function, memories))
 
 
 def test_derivatives_of_batches_come_from_the_operators():

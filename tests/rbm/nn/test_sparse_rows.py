@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from torch.autograd import forward_ad
 
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.kmeans_init import kmeans_memory
-from rbm.nn.sparse_rows import SparseRows, as_rows, dropout, packed
+from rbm.nn.sparse_rows import Linear, SparseRows, as_rows, concat_columns, dropout, in_single_precision, packed
 from rbm.serving.feature_files import open_features
 from rbm.serving.prediction import predict_probabilities
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr
@@ -106,13 +107,13 @@ def test_empty_rows_and_empty_batches():
 def test_a_short_row_has_no_gradient_and_a_row_that_is_not_finite_leaves_the_memory_alone():
     x = bags(12)[1].clone()
     x[4] *= 1e-14
-    x[7, 0], x[8, 1] = float("nan"), float("inf")
+    x[7, 0], x[8, 1], x[9, D - 1] = float("nan"), float("inf"), float("nan")
     pair = twins()
     columns = [x[:, D - DENSE :].clone().requires_grad_() for _ in pair]
     inputs = ((x[:, : D - DENSE].to_sparse_csr(), columns[0]), torch.cat([x[:, : D - DENSE], columns[1]], dim=1))
     for layer, rows in zip(pair, inputs, strict=True):
         _, routing = layer(rows, return_routing=True)
-        finite = torch.tensor([b not in (7, 8) for b in range(12)])
+        finite = torch.tensor([b not in (7, 8, 9) for b in range(12)])
         routing.cosines[finite].sum().backward()
         layer.eval()
     assert torch.isfinite(pair[0].memory).all()
@@ -143,6 +144,31 @@ def test_float32_routes_as_dense_does_and_autocast_casts_the_result():
     torch.testing.assert_close(inside.float(), expected, atol=5e-2, rtol=5e-2)
 
 
+def test_under_autocast_the_memory_moves_as_without_and_float64_stays():
+    _, x = bags()
+    pair = twins()
+    for layer in pair:
+        layer.float()
+    rows = (x[:, : D - DENSE].float().to_sparse_csr(), x[:, D - DENSE :].float())
+    pair[0](rows)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        pair[1](rows)
+        assert twins()[0].eval()(x[:, :D].to_sparse_csr()).dtype == torch.float64
+    torch.testing.assert_close(pair[1].eval().memory, pair[0].eval().memory)
+
+
+def test_the_memory_takes_no_tangent():
+    _, x = bags()
+    layer, twin = twins()
+    sparse, columns = x[:, : D - DENSE].to_sparse_csr(), x[:, D - DENSE :]
+    with forward_ad.dual_level():
+        y = layer((sparse, forward_ad.make_dual(columns, torch.ones_like(columns))))
+        assert forward_ad.unpack_dual(y).tangent is not None
+        assert forward_ad.unpack_dual(layer.pending_sum).tangent is None
+    twin((sparse, columns))
+    torch.testing.assert_close(layer.eval().memory, twin.eval().memory)
+
+
 def test_dropout_takes_stored_entries_alone_and_spares_the_router():
     sparse, x = bags(400)
     rows = SparseRows(sparse, torch.ones(400, 2, dtype=torch.float64))
@@ -152,6 +178,7 @@ def test_dropout_takes_stored_entries_alone_and_spares_the_router():
     torch.testing.assert_close(dropped.values, torch.where(dropped.values != 0, rows.values / 0.75, 0.0))
     assert set(dropped.dense.unique().tolist()) == {0.0, 1 / 0.75}
     assert dropout(rows, 0.25, False) is rows
+    assert torch.equal(dropout(x, 0.25, False), x)
 
     layer = FusedRbMLayer(D, 6, 5, 2, dtype=torch.float64, dropout=0.5)
     layer.clone_expert(0)
@@ -193,8 +220,18 @@ def test_conversions():
     assert as_rows(rows) is rows
     assert as_rows(x) is x
     assert torch.equal(rows.to_csr().to_dense(), x)
-    assert rows.to(torch.float32).values.dtype == torch.float32
+    both = as_rows([sparse, x[:, :3]]).to(torch.float32)
+    assert both.values.dtype == both.dense.dtype == torch.float32
+    assert in_single_precision(x.half()).dtype == torch.float32
     assert "SparseRows([40, 23]" in repr(rows)
+
+
+def test_columns_are_added_on_the_right():
+    sparse, x = bags()
+    rows = concat_columns((sparse, x[:, :3]), torch.ones(40, 2))
+    torch.testing.assert_close(rows.to_dense(), torch.cat([x, x[:, :3], torch.ones(40, 2, dtype=x.dtype)], dim=1))
+    with pytest.raises(ValueError, match=r"shape \[1, 2\], expected \[40, features\]"):
+        concat_columns(sparse, torch.ones(1, 2))
 
 
 def csr_of(col, dtype=torch.float64):
@@ -203,6 +240,11 @@ def csr_of(col, dtype=torch.float64):
 
 BAD = {
     "unsorted": (csr_of([1, 0, 2, 3]), ValueError, r"columns of row 0 do not ascend \(column 0 after 1\)"),
+    "unsorted after an empty row": (
+        csr(torch.tensor([0, 0, 4]), torch.tensor([0, 1, 3, 2]), torch.ones(4).double(), (2, D)),
+        ValueError,
+        r"columns of row 1 do not ascend \(column 2 after 3\)",
+    ),
     "repeated": (csr_of([0, 1, 4, 4]), ValueError, r"columns of row 2 do not ascend \(column 4 after 4\)"),
     "COO": (torch.eye(D).to_sparse(), TypeError, "expected a CSR tensor"),
     "CSC": (torch.eye(D).to_sparse_csc(), TypeError, "expected a CSR tensor"),
@@ -223,6 +265,14 @@ BAD = {
 def test_bad_rows(rows, error, message):
     with pytest.raises(error, match=message):
         twins()[0](rows)
+
+
+@pytest.mark.parametrize("added", [0, 2])
+def test_a_linear_map_refuses_rows_of_another_width(added):
+    sparse, x = bags()
+    rows = SparseRows(sparse, x[:, :added] if added else None)
+    with pytest.raises(ValueError, match=rf"sparse rows have shape \[40, {D + added}\], expected \[\*, 9\]"):
+        Linear(9, 3).double()(rows)
 
 
 @pytest.mark.parametrize("kind", [RbMStudent, MLPStudent])
@@ -281,6 +331,7 @@ def test_rows_are_packed_where_that_is_faster():
     assert isinstance(packed(x), SparseRows)
     assert torch.equal(packed(x).to_dense(), x)
     assert isinstance(packed(x[:1023]), torch.Tensor), "too few numbers"
+    assert isinstance(packed(x.double().requires_grad_()), SparseRows)
     x[:, 20:22] = 1.0
     assert packed(x) is x, "too many are not zero"
     rows = SparseRows(x.to_sparse_csr())
