@@ -13,6 +13,7 @@ from intruder import Intruder
 from torch_geometric.data import Data, HeteroData
 
 from rbm.datasets import load_graph, validate_data
+from rbm.datasets.user_graph import load_unlabelled_graph
 
 
 def unsplit(**changes) -> dict[str, np.ndarray]:
@@ -43,7 +44,8 @@ FAULTS = {
     "edges infinite": ({"edge_index": np.array([[0, np.inf], [1, 2]])}, r"edge_index holds numbers .* not whole"),
     "edges as flags": ({"edge_index": np.ones((2, 3), bool)}, "edge_index is torch.bool, expected whole numbers"),
     "labels short": ({"y": np.zeros(5, int)}, r"y has shape \[5\], expected \[6\], a class for each node"),
-    "labels one-hot": ({"y": np.eye(6, 2)}, r"y has shape \[6, 2\], expected \[6\]"),
+    "labels one-hot": ({"y": np.eye(2)[[0, 1, 0, 1, 0, 1]]}, r"y has shape \[6, 2\], .*; for one-hot rows, use y"),
+    "labels of two columns": ({"y": np.ones((6, 2))}, r"y has shape \[6, 2\], .*; keep one of its columns"),
     "labels not whole": ({"y": np.linspace(0, 1, 6)}, "y holds numbers that are not whole, expected whole ones"),
     "labels not finite": ({"y": np.array([0, 1, 0, 1, 0, np.inf])}, "y holds numbers that are not whole"),
     "two masks": ({"test_mask": None}, "has train_mask, val_mask but lacks test_mask; expected all or none"),
@@ -335,3 +337,10 @@ def test_other_graphs_of_pyg_are_refused_with_a_remedy(tmp_path, saved, remedy):
     torch.save(saved, tmp_path / "graph.pt")
     with pytest.raises(ValueError, match=f"holds {type(saved).__name__}, expected a PyG Data .*{remedy}"):
         load_graph(tmp_path / "graph.pt")
+
+
+def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_pt(tmp_path)
+    for load in (load_graph, load_unlabelled_graph):
+        assert load("~/graph.pt").num_nodes == NODES

@@ -68,8 +68,9 @@ def test_choosing_settings_never_reads_a_test_label(small_graph, quick, setting)
     assert rbm.distill(lying, config=config, methods=["rbm"]).summary == result.summary
     assert len(result.split.unseen_nodes) == (7 if setting == "inductive" else 0), "half of 15 validation nodes"
     assert result.summary["rbm"]["test_accuracy"] > 0.6, "on validation nodes"
-    with pytest.raises(ValueError, match="evaluate_on is 'validation'"):
-        rbm.distill(small_graph, torch.zeros(60, 3), config=config)
+    for given in ({"teacher": torch.zeros(60, 3)}, {"encodings": [torch.zeros(60, 2)]}):
+        with pytest.raises(ValueError, match="evaluate_on is 'validation'"):
+            rbm.distill(small_graph, config=config, **given)
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
@@ -116,6 +117,8 @@ def test_methods_asked_for(small_graph, quick):
     assert result.summary["mlp"] == both.summary["mlp"], "no student depends on what ran before it"
     with pytest.raises(ValueError, match="methods is \\['gnn'\\], expected one or more of mlp, rbm, moe,"):
         rbm.distill(small_graph, config=quick, methods=["gnn"])
+    with pytest.raises(ValueError, match=r"methods is \['mlp', 'mlp'\], expected one or more of .*, each once"):
+        rbm.distill(small_graph, config=quick, methods=["mlp", "mlp"])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from torch import nn
 
 import rbm
 from rbm.config import Config
@@ -44,6 +45,21 @@ def test_a_method_of_your_own_has_a_row(small_graph, monkeypatch):
     """Also if it was added after the table's module was imported."""
     monkeypatch.setitem(METHODS, "own", replace(METHODS["mlp"], title="My student"))
     assert re.search(r"^ *My student +[\d.]+%", str(run(small_graph, methods=["own"])), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda trained: trained.student, "method Mine returned a MLPStudent, expected a TrainedStudent"),
+        (lambda trained: trained._replace(student=nn.Identity()), "student is a Identity, expected a subclass of HubM"),
+    ],
+)
+def test_what_a_method_of_your_own_returns_is_checked(small_graph, monkeypatch, wrong, message):
+    train = METHODS["mlp"].train
+    mine = replace(METHODS["mlp"], title="Mine", train=lambda task: wrong(train(task)))
+    monkeypatch.setitem(METHODS, "own", mine)
+    with pytest.raises(TypeError, match=message):
+        run(small_graph, methods=["own"])
 
 
 def test_what_a_graph_is_called(small_graph, tmp_path):
