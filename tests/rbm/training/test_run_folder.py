@@ -119,7 +119,7 @@ def test_resume_needs_the_same_configuration(folder, tmp_path):
     changed = Config().updated({"seed": 3, "rbm": {"lr": 0.5}})
     with pytest.raises(ValueError, match=r"another configuration: seed \(was 0, now 3\); rbm.lr \(was 0.01, now 0.5\)"):
         RunFolder(folder.path, changed, resume=True)
-    with pytest.raises(FileNotFoundError, match=r"has no config.yaml: there is no run to resume"):
+    with pytest.raises(FileNotFoundError, match=r"has no config.yaml: there is no run to resume$"):
         RunFolder(tmp_path / "nothing", Config(), resume=True)
 
 
