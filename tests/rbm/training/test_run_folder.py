@@ -262,6 +262,7 @@ def test_two_processes_list_a_file_once(folder, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_to_is_told_before_anything_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda folder, mode: folder != tmp_path)
-    with pytest.raises(PermissionError, match=r"run folder .* no permission to write to .*; use another --out"):
-        RunFolder(tmp_path / "runs" / "digits", Config())
+    for path in (tmp_path / "runs" / "digits", tmp_path):
+        with pytest.raises(PermissionError, match=r"run folder .* no permission to write to .*; use another --out"):
+            RunFolder(path, Config())
     assert not any(tmp_path.iterdir())
