@@ -305,6 +305,12 @@ def test_a_missing_hidden_layer_is_reported_before_training(small_graph, quick, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_module_with_embed_shows_a_hidden_layer(small_graph, quick):
+    teacher = rbm.distill(small_graph, config=quick, methods=["mlp"]).teacher
+    config = quick.updated({"distill": {"similarity_weight": 0.1}})
+    assert rbm.distill(small_graph, teacher, config=config, methods=["mlp"]).teacher is teacher
+
+
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_run_reports_flat_soft_labels_once(small_graph, quick, caplog, tmp_path, stored):
     logits = 0.01 * torch.eye(3)[small_graph.y] - 1
@@ -315,6 +321,11 @@ def test_a_run_reports_flat_soft_labels_once(small_graph, quick, caplog, tmp_pat
 def test_more_experts_than_nodes(small_graph, quick):
     with pytest.raises(ValueError, match=r"rbm.num_experts is 61 but the observed graph has 60 nodes"):
         rbm.distill(small_graph, config=quick.updated({"rbm": {"num_experts": 61}}))
+    config = quick.updated({"setting": "inductive", "rbm": {"num_experts": 49}})
+    with pytest.raises(ValueError, match=r"rbm.num_experts is 49 but the observed graph has 48 nodes"):
+        rbm.distill(small_graph, config=config, unseen_fraction=0.4)
+    config = config.updated({"rbm": {"num_experts": 48}})
+    assert rbm.distill(small_graph, config=config, unseen_fraction=0.4, methods=["rbm"]).method == "rbm"
 
 
 def test_bad_data_writes_nothing(small_graph, quick, tmp_path):

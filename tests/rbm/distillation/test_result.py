@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -71,6 +72,36 @@ def test_what_a_graph_is_called(small_graph, tmp_path):
     with open_run(tmp_path / "before", Config()):  # an earlier version gave every graph this name
         pass
     assert named_after_graph(Config(), small_graph, tmp_path / "before").dataset == "digits"
+
+
+def test_a_resumed_run_of_an_earlier_version_keeps_its_name(small_graph, tmp_path):
+    run(small_graph, folder=tmp_path / "run")
+    stored = tmp_path / "run" / "config.yaml"
+    stored.write_text(stored.read_text().replace(f"dataset: {OWN_GRAPH}", "dataset: digits"))
+    assert run(small_graph, folder=tmp_path / "run", resume=True).config.dataset == "digits"
+    assert run(small_graph, folder=tmp_path / "run", overwrite=True).config.dataset == OWN_GRAPH
+
+
+def test_without_a_configuration_a_named_teacher_has_its_own_settings(small_graph, monkeypatch):
+    monkeypatch.setattr(sys.modules["rbm.distillation.distill"], "teacher_settings", {"gcn": QUICK}.get)
+    expected = Config().updated(QUICK | {"dataset": OWN_GRAPH}).updated({"teacher": {"name": "gcn"}})
+    assert run(small_graph, teacher="gcn", config=None).config == expected
+
+
+def test_labels_among_the_methods_are_trained_once(small_graph, monkeypatch):
+    calls, train = [], METHODS["labels"].train
+    counted = replace(METHODS["labels"], train=lambda task: calls.append(1) or train(task))
+    monkeypatch.setitem(METHODS, "labels", counted)
+    assert list(run(small_graph, methods=["labels", "mlp"]).students) == ["labels", "mlp"]
+    assert len(calls) == 1
+
+
+def test_timings_tell_what_came_from_the_cache(small_graph, tmp_path):
+    found = [run(small_graph, cache=tmp_path).timings for _ in range(2)]
+    assert [[timings[name].get("cached") for name in ("teacher", "mlp", "labels")] for timings in found] == [
+        [None, None, None],
+        [True, None, True],
+    ]
 
 
 @pytest.mark.parametrize("watched", [True, False])
