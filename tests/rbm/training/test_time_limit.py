@@ -1,15 +1,21 @@
 """Limits of time: a training that cannot end in time stops early, and says what it needs."""
 
 import time
+from contextlib import nullcontext
 
 import pytest
 from torch import nn
 
+from rbm.config import EncodingConfig
+from rbm.datasets.splits import split_graph
+from rbm.distillation import task
 from rbm.training import time_limit as module
 from rbm.training.loop import fit
 from rbm.training.selection import Accuracies, EpochLimits, Result, Selection
 from rbm.training.time_limit import OutOfTimeError, TimeLimit, current_limit, time_limit
+from rbm.utils.cache import Cache
 from rbm.utils.progress import Progress
+from rbm.utils.timings import Timings
 
 
 class Slow:
@@ -110,3 +116,21 @@ def test_work_that_is_not_repeated_has_to_fit_once(clock):
     limit.check("mlp", 40.0)
     with pytest.raises(OutOfTimeError):
         limit.check("mlp", 40.5)
+
+
+@pytest.mark.parametrize(("seconds", "stopped_at"), [(5.0, None), (6.0, 16.0)])
+def test_the_end_of_the_walks_is_foreseen(clock, small_graph, monkeypatch, seconds, stopped_at):
+    """The walks come in ten parts, the first one after ten seconds of other work."""
+
+    def encode(*_, advance, **__):
+        clock[0] += 10.0
+        for _ in range(10):
+            advance(60)
+            clock[0] += seconds
+
+    monkeypatch.setattr(task, "encode", encode)
+    encoder = task.Encoder(split_graph(small_graph), 3, 0, Cache(), [], Progress(None), Timings())
+    expected = nullcontext() if stopped_at is None else pytest.raises(OutOfTimeError, match="encodings")
+    with expected, time_limit(60.0):
+        encoder(EncodingConfig(epochs=1, walks_per_node=10))
+    assert clock[0] == (stopped_at or 60.0)
