@@ -44,7 +44,7 @@ class SparseRows:
         _check_sparse(sparse)
         self.crow = sparse.crow_indices().to(torch.int32)
         self.col = sparse.col_indices().to(torch.int32)
-        self.values = sparse.values()
+        self.values = sparse.values().detach()  # torch.compile takes no view of a CSR tensor
         self.width = sparse.shape[1]
         _check_order(self.crow, self.col)
         if dense is not None:
