@@ -44,6 +44,7 @@ FAULTS = {
     "edges infinite": ({"edge_index": np.array([[0, np.inf], [1, 2]])}, r"edge_index holds numbers .* not whole"),
     "edges as flags": ({"edge_index": np.ones((2, 3), bool)}, "edge_index is torch.bool, expected whole numbers"),
     "labels short": ({"y": np.zeros(5, int)}, r"y has shape \[5\], expected \[6\], a class for each node"),
+    "labels long": ({"y": np.ones(7, int)}, r"y has shape \[7\], expected \[6\], a class for each node$"),
     "labels one-hot": ({"y": np.eye(2)[[0, 1, 0, 1, 0, 1]]}, r"y has shape \[6, 2\], .*; for one-hot rows, use y"),
     "labels of two columns": ({"y": np.ones((6, 2))}, r"y has shape \[6, 2\], .*; keep one of its columns"),
     "labels not whole": ({"y": np.linspace(0, 1, 6)}, "y holds numbers that are not whole, expected whole ones"),
@@ -59,6 +60,7 @@ FAULTS = {
     "logits narrow": ({"logits": np.ones((6, 1))}, r"teacher_logits has shape \[6, 1\], expected \[6, 2\]"),
     "logits flat": ({"logits": np.ones(6)}, r"teacher_logits has shape \[6\], expected \[6, 2\]"),
     "class counts": ({"num_classes": np.array([2, 3])}, r"num_classes is \[2, 3\], expected one number, at least 1"),
+    "classes beyond all numbers": ({"num_classes": np.array(10**9)}, r"num_classes .*class number"),
     "too few classes": (
         {"num_classes": np.array(1)},
         "num_classes is 1, but y holds the class number 1, .*to 2 or more",
@@ -344,3 +346,8 @@ def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
     write_pt(tmp_path)
     for load in (load_graph, load_unlabelled_graph):
         assert load("~/graph.pt").num_nodes == NODES
+
+
+def test_each_edge_gets_its_reverse_once(tmp_path):
+    path = write_pt(tmp_path, edge_index=np.array([[0, 1, 1], [1, 0, 2]]))
+    assert load_graph(path, undirected=True).edge_index.T.tolist() == [[0, 1], [1, 0], [1, 2], [2, 1]]
