@@ -69,6 +69,7 @@ class RunFolder:
     Raises:
         FileExistsError: the folder is not empty and neither ``resume`` nor ``overwrite`` is given.
         FileNotFoundError: ``resume`` is given but there is no run to continue.
+        PermissionError: the folder cannot be written to.
         ValueError: ``resume`` is given with a configuration that differs from that of the run.
     """
 

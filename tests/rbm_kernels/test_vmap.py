@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rbm_kernels as kernels
 from rbm import FusedRbMLayer
+from rbm_kernels.ops.expert_matmul import op as matmul
 
 SLICES, ROWS, D, N, E, K = 3, 5, 16, 4, 6, 2
 # One changes its argument, the other reads a counter of the layer: a layer calls neither in a transformation.
@@ -195,6 +196,22 @@ def test_compiled_for_any_number_of_slices():
     for slices in (3, 4, 7):
         x = draw(slices, ROWS, D)
         torch.testing.assert_close(compiled(x), one_by_one(function, x))
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_rows_of_kernels_that_need_an_order(compiles, monkeypatch):
+    """As on CUDA: no slice has an order of its own, and a compiler takes the question whether there are slices."""
+    monkeypatch.setattr(matmul, "_kernels_serve", lambda x: True)
+    monkeypatch.setattr(matmul.config, "is_small", lambda *_: False)
+
+    def function(x, gates, experts):
+        return kernels.expert_matmul(x, WEIGHT, BIAS, gates, experts)
+
+    batches = draw(SLICES, ROWS, D), torch.rand(SLICES, ROWS, K), choices(SLICES, ROWS)
+    expected = one_by_one(function, *batches)
+    monkeypatch.setattr(matmul, "expert_order", None)
+    call = torch.compile(vmap(function), fullgraph=True, backend="aot_eager") if compiles else vmap(function)
+    torch.testing.assert_close(call(*batches), expected)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -97,9 +97,8 @@ def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
     """
     if not _kernels_serve(x) or experts.dtype != torch.int32 or torch.compiler.is_exporting():
         return None
-    if torch._C._functorch.is_batchedtensor(
-        experts
-    ):  # vmap passes the rows of all slices, in one order, to the operator
+    # vmap passes the rows of all slices to the operator, which makes one order for them.
+    if torch._C._functorch.is_batchedtensor(experts):
         return None
     num_experts = weight.shape[0]
     rows, k, precision = x.shape[0], experts.shape[1], config.precision_of(x)
