@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.peers.experts import MOST_GATHERED, gate_of_expert, gathered, inverse, sort_pairs, sorted_addmm
-from benchmarks.peers.routing import by_topk
+from benchmarks.peers.routing import by_topk, nearest
 from rbm.nn.reference import ReferenceRbMLayer
 
 
@@ -93,7 +93,7 @@ _compiled = partial(torch.compile, dynamic=False)
 
 
 def _route(h: Tensor, unit_memory: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    cosines, experts = (F.normalize(h.to(unit_memory.dtype), dim=-1) @ unit_memory.T).topk(k)
+    cosines, experts = nearest(h, unit_memory, k)
     return cosines.softmax(-1), experts
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.measure.shapes import COAUTHOR_CS, CORA, REFERENCE, Shape
 from benchmarks.report import accuracies, headline, publications, widths
 from benchmarks.report.accuracies import JOINT, SHORTLIST, SIGN, experiment, gains, held_out
-from benchmarks.report.headline import ONE_NODE, PEERS
+from benchmarks.report.headline import OF_EXPERTS, ONE_NODE, PEERS
 from benchmarks.report.medians import (
     CPU,
     GPU,
@@ -43,7 +43,7 @@ EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
 LIBRARIES = ("scattermoe", "triton_kernels", "megablocks", "tutel", "liger_kernel", "sonicmoe")
 LIBRARY_PEERS = ("eager", "grouped_mm", *LIBRARIES)
 GPU_PEERS = ("eager", "split", "sorted", "grouped_mm", "dense", "scattermoe", "triton_kernels")
-MATMUL_PEERS = ("eager", "eager compiled", "split", "sorted", "grouped_mm", "grouped_mm compiled", "dense")
+MATMUL_PEERS = (*OF_EXPERTS, "grouped_mm", "grouped_mm compiled", "dense")
 
 
 def headed(name: str) -> str:
@@ -250,7 +250,7 @@ def gpu_kernels(path: Path | None = None) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline.table,
     "cpu-layer": partial(cpu_layer, memory_kept=True),
-    "cpu-layer-avx2": partial(cpu_layer, memory_kept=True, path=LAYER_AVX2, peers=PEERS[:2]),
+    "cpu-layer-avx2": partial(cpu_layer, memory_kept=True, path=LAYER_AVX2, peers=OF_EXPERTS[:2]),
     "cpu-layer-faults": partial(cpu_layer, memory_kept=False),
     "cpu-ceiling": cpu_ceiling,
     "one-node": one_node,
