@@ -75,15 +75,20 @@ RBM_INLINE void pair_column(const BFloat16* column, int64_t step, int64_t count,
   }
 }
 
-// As pack_lanes without biases, for pairs: two rows of the matrix become one packed row.
+// As pack_lanes, for pairs: two rows of the matrix become one packed row. A bias takes half of one.
 template <int kBytes>
-RBM_INLINE void pack_pairs_lanes(const Unpacked<BFloat16>& m, int64_t matrix, int64_t panel, BFloat16Pair* packed) {
+RBM_INLINE void pack_pairs_lanes(
+    const Unpacked<BFloat16>& m, int64_t matrix, int64_t panel, const Bias<BFloat16>& bias, BFloat16Pair* packed) {
   constexpr int64_t kWidth = panel_width<float, kBytes>(), kCount = Lanes<float, kBytes>::kCount;
   const int64_t padded = padded_columns<float, kBytes>(m.columns), first = panel * kWidth;
   const int64_t width = std::min(kWidth, padded - first), filled = std::min(kWidth, m.columns - first);
   const int64_t whole = m.rows / 2, steps = operands_of<BFloat16Pair>(m.rows);
   const BFloat16* const source = m.values + matrix * m.matrix_stride + first * m.column_stride;
-  BFloat16Pair* const target = packed + (matrix * padded + first) * steps;
+  BFloat16Pair* target = packed + (matrix * padded + first) * (2 * steps + bias.is_packed) / 2;
+  if (bias.is_packed) {
+    pack_bias(bias, matrix * m.columns + first, filled, width, reinterpret_cast<BFloat16*>(target));
+    target += width / 2;
+  }
   if (m.column_stride == 1) {
     for (int64_t k = 0; k < steps; ++k) {
       const BFloat16* const row = source + 2 * k * m.row_stride;
@@ -113,11 +118,19 @@ std::unique_ptr<Operand[]> pack_operands(const Unpacked<T>& m) {
   if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
     const int64_t steps = operands_of<BFloat16Pair>(m.rows);
     auto packed = scratch<BFloat16Pair>(m.matrices * steps * PackedSizes::of<float>().padded(m.columns));
-    pack_panels(m, [&](int64_t matrix, int64_t panel) { pack_pairs(m, matrix, panel, packed.get()); });
+    pack_panels(
+        m, [&](int64_t matrix, int64_t panel) { pack_pairs(m, matrix, panel, Bias<BFloat16>{}, packed.get()); });
     return packed;
   } else {
     return pack_all<Operand>(m);
   }
+}
+
+// As pack_into, for pairs.
+inline void pack_pairs_into(const Unpacked<BFloat16>& m, const Bias<BFloat16>& bias, BFloat16* packed) {
+  pack_panels(m, [&](int64_t matrix, int64_t panel) {
+    pack_pairs(m, matrix, panel, bias, reinterpret_cast<BFloat16Pair*>(packed));
+  });
 }
 
 // Calls work(Operand{}) with the type of the operands that multiply rows of T on this processor.
@@ -131,54 +144,58 @@ void with_operand(const Work& work) {
 
 #if defined(__x86_64__)
 
-// As outer_tile, for pairs, compiled for AVX512-BF16: sums[r * kVectors + v] are vectors of 16 float32.
-template <int kRows, int kVectors>
+// As outer_tile, for pairs: sums[r * kAll + v] are vectors of 16 float32. Not inlined, because the callers are not
+// compiled for AVX512-BF16. (Inline assembly could be, but GCC 12 then keeps the sums in memory: half as fast.)
+template <int kRows, int kVectors, int kPanels>
 RBM_AVX512_BF16 __attribute__((noinline)) void pair_tile(
-    const BFloat16Pair* const* left, int64_t left_stride, const BFloat16Pair* right, int64_t right_stride,
+    const BFloat16Pair* const* left, int64_t left_stride, const BFloat16Pair* const* panels, int64_t right_stride,
     int64_t count, float* sums) {
-  __m512 totals[kRows][kVectors];
+  constexpr int kAll = kPanels * kVectors;
+  __m512 totals[kRows][kAll];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) totals[r][v] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+    for (int v = 0; v < kAll; ++v) totals[r][v] = _mm512_loadu_ps(sums + (r * kAll + v) * 16);
   }
   for (int64_t i = 0; i < count; ++i) {
-    __m512bh columns[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(right + (i + kPrefetchRows) * right_stride + v * 16);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const auto* const column = reinterpret_cast<const float*>(right + i * right_stride + v * 16);
-      columns[v] = reinterpret_cast<__m512bh>(_mm512_loadu_ps(column));
+    __m512bh columns[kAll];
+#pragma GCC unroll 8
+    for (int v = 0; v < kAll; ++v) {
+      __builtin_prefetch(panels[v / kVectors] + (i + kPrefetchRows) * right_stride + v % kVectors * 16);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kAll; ++v) {
+      const auto* const column = panels[v / kVectors] + i * right_stride + v % kVectors * 16;
+      columns[v] = reinterpret_cast<__m512bh>(_mm512_loadu_ps(reinterpret_cast<const float*>(column)));
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const auto numbers =
           reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(left[r][i * left_stride].bits)));
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) totals[r][v] = _mm512_dpbf16_ps(totals[r][v], numbers, columns[v]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kAll; ++v) totals[r][v] = _mm512_dpbf16_ps(totals[r][v], numbers, columns[v]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(sums + (r * kVectors + v) * 16, totals[r][v]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kAll; ++v) _mm512_storeu_ps(sums + (r * kAll + v) * 16, totals[r][v]);
   }
 }
 
 #endif
 
 // outer_tile or pair_tile, by the type of the operands.
-template <int kBytes, int kRows, int kVectors, typename Operand, typename Vector>
+template <int kBytes, int kRows, int kVectors, int kPanels, typename Operand, typename Stored, typename Vector>
 RBM_INLINE void product_tile(
-    const Operand* const* left, int64_t left_stride, const Operand* right, int64_t right_stride, int64_t count,
-    Vector (&sums)[kRows][kVectors]) {
+    const Operand* const* left, int64_t left_stride, const Stored* const* panels, int64_t right_stride, int64_t count,
+    Vector (&sums)[kRows][kPanels * kVectors]) {
   if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
 #if defined(__x86_64__)
-    pair_tile<kRows, kVectors>(left, left_stride, right, right_stride, count, reinterpret_cast<float*>(sums));
+    pair_tile<kRows, kVectors, kPanels>(left, left_stride, panels, right_stride, count, reinterpret_cast<float*>(sums));
 #endif
   } else {
-    outer_tile<kBytes, kRows, kVectors>(left, left_stride, right, right_stride, count, sums);
+    outer_tile<kBytes, kRows, kVectors, kPanels>(left, left_stride, panels, right_stride, count, sums);
   }
 }
 

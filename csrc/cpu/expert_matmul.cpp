@@ -81,7 +81,7 @@ RBM_INLINE void multiply_tile(
   using L = Lanes<Acc, kBytes>;
   constexpr int64_t kWidth = kVectors * L::kCount;
   typename L::Vector products[kRows][kVectors] = {};
-  product_tile<kBytes, kRows, kVectors>(rows, 1, panel, kWidth, steps, products);
+  product_tile<kBytes, kRows, kVectors, 1>(rows, 1, &panel, kWidth, steps, products);
   if (p.to - column < kWidth) return add_narrow<kBytes>(p, pairs, valid, products, outs, column);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {

@@ -39,7 +39,7 @@ RBM_INLINE void sum_tile(
   typename L::Vector sums[kRows][kVectors] = {};
   const Operand* left[kRows];
   for (int r = 0; r < kRows; ++r) left[r] = gated + std::min<int64_t>(r, valid - 1);
-  product_tile<kBytes, kRows, kVectors>(left, gated_stride, panel, kVectors * L::kCount, steps, sums);
+  product_tile<kBytes, kRows, kVectors, 1>(left, gated_stride, &panel, kVectors * L::kCount, steps, sums);
   alignas(kBytes) Acc numbers[kRows][kVectors * L::kCount];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {

@@ -40,24 +40,28 @@ RBM_INLINE void with_last_vectors(int64_t vectors, const Act& act) {
 // The right side comes from the L2 cache, and hardware prefetching is too late: 5 % with one thread.
 constexpr int64_t kPrefetchRows = 16;
 
-// sums[r][v] = the sum of left[r][i * left_stride] * right[i][v] over i.
-// right[i] is at `right + i * right_stride`.
-template <int kBytes, int kRows, int kVectors, typename Acc>
+// sums[r][p * kVectors + v] += the sum of left[r][i * left_stride] * panels[p][i][v] over i, for vectors v.
+// panels[p][i] is at `panels[p] + i * right_stride`.
+template <int kBytes, int kRows, int kVectors, int kPanels, typename Acc, typename Stored>
 RBM_INLINE void outer_tile(
-    const Acc* const* left, int64_t left_stride, const Acc* right, int64_t right_stride, int64_t count,
-    typename Lanes<Acc, kBytes>::Vector (&sums)[kRows][kVectors]) {
+    const Acc* const* left, int64_t left_stride, const Stored* const* panels, int64_t right_stride, int64_t count,
+    typename Lanes<Acc, kBytes>::Vector (&sums)[kRows][kPanels * kVectors]) {
   using L = Lanes<Acc, kBytes>;
+  constexpr int kAll = kPanels * kVectors;
   for (int64_t i = 0; i < count; ++i) {
-    typename L::Vector columns[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(right + (i + kPrefetchRows) * right_stride + v * L::kCount);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) L::load(columns[v], right + i * right_stride + v * L::kCount);
+    typename L::Vector columns[kAll];
+    const auto at = [&](int v, int64_t row) {
+      return panels[v / kVectors] + row * right_stride + v % kVectors * L::kCount;
+    };
+#pragma GCC unroll 8
+    for (int v = 0; v < kAll; ++v) __builtin_prefetch(at(v, i + kPrefetchRows));
+#pragma GCC unroll 8
+    for (int v = 0; v < kAll; ++v) L::load(columns[v], at(v, i));
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Acc number = left[r][i * left_stride];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[r][v] += number * columns[v];
+#pragma GCC unroll 8
+      for (int v = 0; v < kAll; ++v) sums[r][v] += number * columns[v];
     }
   }
 }
@@ -108,6 +112,15 @@ constexpr int64_t padded_columns(int64_t columns) {
   return round_up(columns, kCount);
 }
 
+// target[c] = the bias of column `first` + c, or zero past the last one and without biases.
+template <typename T, typename Stored>
+RBM_INLINE void pack_bias(const Bias<T>& bias, int64_t first, int64_t filled, int64_t width, Stored* target) {
+  for (int64_t c = 0; c < width; ++c) {
+    const bool is_zero = bias.values == nullptr || c >= filled;
+    target[c] = is_zero ? Stored(Accumulation<T>(0)) : static_cast<Stored>(bias.values[first + c]);
+  }
+}
+
 // Packs panel `panel` of matrix `matrix`, with zeros past its last column. With `bias`, the expert's bias precedes the
 // rows, or zeros if the pointer in it is null.
 template <int kBytes, typename T, typename Stored>
@@ -119,10 +132,7 @@ RBM_INLINE void pack_lanes(const Unpacked<T>& m, int64_t matrix, int64_t panel, 
   const T* const source = m.values + matrix * m.matrix_stride + first * m.column_stride;
   Stored* target = packed + (matrix * padded + first) * (m.rows + bias.is_packed);
   if (bias.is_packed) {
-    const T* const of_expert = bias.values == nullptr ? nullptr : bias.values + matrix * m.columns + first;
-    for (int64_t c = 0; c < width; ++c) {
-      target[c] = of_expert == nullptr || c >= filled ? Stored(Acc(0)) : static_cast<Stored>(of_expert[c]);
-    }
+    pack_bias(bias, matrix * m.columns + first, filled, width, target);
     target += width;
   }
   if (m.column_stride == 1) {

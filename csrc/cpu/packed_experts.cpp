@@ -13,36 +13,42 @@ namespace rbm::cpu {
 namespace {
 
 // Buffers of a thread, for as many rows as it processes at once.
-template <typename T>
+template <typename T, typename Operand>
 struct Workplace {
   using Acc = Accumulation<T>;
-  static constexpr bool kConverts = !std::is_same_v<T, Acc>;
-  std::unique_ptr<Acc[]> gates, work, sums, converted;
+  using Row = PackedProduct<T, Operand>::Row;
+  std::unique_ptr<Acc[]> gates, work, sums;
+  std::unique_ptr<Row[]> converted;
   std::unique_ptr<int32_t[]> chosen;
   PairsByExpert pairs;
-  bool is_direct;  // whether sums are written to the result itself
+  int64_t features;  // of a row as it is multiplied
+  bool converts;     // whether rows are copied, in another type or to an even number of features
+  bool is_direct;    // whether sums are written to the result itself
 
   Workplace(const PackedLayer<T>& layer, int64_t rows, int64_t padded)
       : gates(scratch<Acc>(2 * rows * layer.routing.top_k)),
         work(scratch<Acc>(routing_scratch(layer.routing.num_experts))),
         chosen(scratch<int32_t>(rows * layer.routing.top_k)),
         pairs(rows, layer.routing.top_k, layer.routing.num_experts),
-        is_direct(!kConverts && padded <= layer.y_stride) {
+        features(packed_rows<Operand>(layer.experts.features) - 1),
+        converts(!std::is_same_v<T, Row> || features != layer.experts.features),
+        is_direct(std::is_same_v<T, Acc> && padded <= layer.y_stride) {
     if (!is_direct) sums = scratch<Acc>(rows * padded);
-    if (kConverts) converted = scratch<Acc>(rows * layer.experts.features);
+    if (converts) converted = scratch<Row>(rows * features);
   }
 };
 
 // Processes rows [begin, end) and panels of columns [first_panel, last_panel) in one thread.
-template <typename T>
+template <typename Operand, typename T>
 void serve(
     const PackedLayer<T>& layer, const PackedSizes& sizes, int64_t begin, int64_t end, int64_t first_panel,
     int64_t last_panel) {
   using Acc = Accumulation<T>;
+  using Row = PackedProduct<T, Operand>::Row;
   const int64_t outputs = layer.experts.outputs, features = layer.experts.features, padded = sizes.padded(outputs);
   const int64_t num_experts = layer.experts.num_experts, top_k = layer.routing.top_k;
   const int64_t most = rows_at_once(num_experts, top_k);
-  Workplace<T> own(layer, std::min(end - begin, most), padded);
+  Workplace<T, Operand> own(layer, std::min(end - begin, most), padded);
   for (int64_t first = begin; first < end; first += most) {
     const int64_t rows = std::min(most, end - first);
     if (layer.is_routed) {
@@ -57,9 +63,9 @@ void serve(
       std::fill_n(own.chosen.get(), rows, 0);
     }
     own.pairs.list(own.chosen.get(), 0, rows);
-    PackedProduct<T> product{
-        .rows = nullptr,
-        .row_stride = features,
+    PackedProduct<T, Operand> product{
+        .rows = own.converted.get(),
+        .row_stride = own.features,
         .experts = layer.experts,
         .gates = own.gates.get(),
         .pairs = &own.pairs,
@@ -67,16 +73,18 @@ void serve(
         .sums = own.sums.get(),
         .sum_stride = padded,
     };
-    if constexpr (Workplace<T>::kConverts) {
+    if (own.converts) {
       for (int64_t row = 0; row < rows; ++row) {
         const T* const source = layer.x + (first + row) * layer.x_stride;
-        Acc* const target = own.converted.get() + row * features;
-        for (int64_t d = 0; d < features; ++d) target[d] = static_cast<Acc>(source[d]);
+        Row* const target = own.converted.get() + row * own.features;
+        for (int64_t d = 0; d < features; ++d) target[d] = static_cast<Row>(source[d]);
+        for (int64_t d = features; d < own.features; ++d) target[d] = Row(Acc(0));
       }
-      product.rows = own.converted.get();
-    } else {
+    } else if constexpr (std::is_same_v<T, Row>) {
       product.rows = layer.x + first * layer.x_stride;
       product.row_stride = layer.x_stride;
+    }
+    if constexpr (std::is_same_v<T, Acc>) {
       if (own.is_direct) {
         product.sums = layer.y + first * layer.y_stride;
         product.sum_stride = layer.y_stride;
@@ -104,8 +112,10 @@ void answer(const PackedLayer<T>& layer, int64_t rows) {
       rows * (layer.routing.top_k * sizes.padded(experts.outputs) + routed) * experts.features;
   const Call call;
   const Split split = Split::of(call, rows, multiplications, experts.outputs, panels);
-  split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
-    serve(layer, sizes, begin, end, first_panel, last_panel);
+  with_operand<T>([&]<typename Operand>(Operand) {
+    split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
+      serve<Operand>(layer, sizes, begin, end, first_panel, last_panel);
+    });
   });
 }
 template void answer(const PackedLayer<double>&, int64_t);
@@ -136,14 +146,28 @@ Tensor route_and_multiply(
   return y;
 }
 
+// Rows of packed experts on this processor.
+template <typename T>
+int64_t packed_rows_of(int64_t features) {
+  int64_t rows = 0;
+  with_operand<T>([&]<typename Operand>(Operand) { rows = packed_rows<Operand>(features); });
+  return rows;
+}
+
 template <typename T>
 Tensor packed_of(const Tensor& weight, const std::optional<Tensor>& bias) {
-  using Acc = Accumulation<T>;
-  const PackedSizes sizes = PackedSizes::of<Acc>();
+  const PackedSizes sizes = PackedSizes::of<Accumulation<T>>();
   const int64_t num_experts = weight.size(0), outputs = weight.size(1), features = weight.size(2);
-  Tensor packed = new_tensor(weight.scalar_type(), {num_experts, features + 1, sizes.padded(outputs)});
+  Tensor packed = new_tensor(weight.scalar_type(), {num_experts, packed_rows_of<T>(features), sizes.padded(outputs)});
   const Unpacked<T> unpacked{data<T>(weight), num_experts, features, outputs, outputs * features, 1, features};
-  pack_into(unpacked, Bias<T>{true, bias ? data<T>(*bias) : nullptr}, mutable_data<T>(packed));
+  const Bias<T> biases{true, bias ? data<T>(*bias) : nullptr};
+  with_operand<T>([&]<typename Operand>(Operand) {
+    if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
+      pack_pairs_into(unpacked, biases, mutable_data<T>(packed));
+    } else {
+      pack_into(unpacked, biases, mutable_data<T>(packed));
+    }
+  });
   return packed;
 }
 
@@ -173,9 +197,10 @@ Tensor routed_matmul_packed(
   check.dtype("memory", memory_any, {accumulation(dtype)});
   check.dtype("packed", packed, {dtype});
   const PackedSizes sizes = dtype == ScalarType::Double ? PackedSizes::of<double>() : PackedSizes::of<float>();
+  const int64_t rows = with_type(dtype, [&]<typename T>(T) { return packed_rows_of<T>(x_any.size(1)); });
   check_out_features(check, out_features);
   check.shape(
-      "packed", packed, {memory_any.size(0), x_any.size(1) + 1, sizes.padded(out_features)},
+      "packed", packed, {memory_any.size(0), rows, sizes.padded(out_features)},
       "what pack_experts returned on this processor for out_features and the experts of memory");
   check.same_device("packed", packed, "x", x_any);
   if (!packed.is_contiguous()) check.fail("packed is not contiguous, expected what pack_experts returned");

@@ -9,19 +9,24 @@
 
 #include <cstdint>
 
-#include "outer_tile.h"
+#include "bfloat16_pairs.h"
 #include "pairs.h"
 
 namespace rbm::cpu {
 
-// [E, D + 1, padded]. Each expert's matrix is divided into panels as wide as a tile (the last as wide as its whole
-// vectors). Each panel is stored row by row: first the bias, then one row of weights per feature. Columns past the last
-// are zero.
+// [E, packed_rows(D), padded]. Each expert's matrix is divided into panels as wide as a tile (the last as wide as its
+// whole vectors). Each panel is stored row by row: first the bias, then one row of weights per feature, or per two
+// features as pairs. Columns past the last are zero.
 template <typename T>
 struct PackedExperts {
   const T* values;
   int64_t num_experts, features, outputs;
 };
+
+template <typename Operand>
+constexpr int64_t packed_rows(int64_t features) {
+  return 1 + kNumbersOf<Operand> * operands_of<Operand>(features);
+}
 
 // Maximum size of a panel that several tiles use one after the other, so that it stays in the L1 cache.
 constexpr int64_t kHotPanelBytes = 24576;
@@ -29,11 +34,15 @@ constexpr int64_t kHotPanelBytes = 24576;
 // exceed L2.
 constexpr int64_t kMostInnerRows = 1024;
 
-// y[pairs[r].row] += gate * (bias + W x[pairs[r].row]) for pairs and panels of columns. y must be zero initially.
-template <typename T>
+// y[pairs[r].row] += gate * (bias + W x[pairs[r].row]) for pairs and panels of columns. y must be zero initially. Rows
+// and weights are multiplied as Operand: the type that rows of T are summed in, or pairs of bfloat16.
+template <typename T, typename Operand>
 struct PackedProduct {
   using Acc = Accumulation<T>;
-  const Acc* rows;  // [n, D]
+  static constexpr bool kPairs = std::is_same_v<Operand, BFloat16Pair>;
+  using Row = std::conditional_t<kPairs, T, Acc>;
+  using Weight = std::conditional_t<kPairs, Operand, T>;
+  const Row* rows;  // [n, D], of pairs with an even D
   int64_t row_stride;
   PackedExperts<T> experts;
   const Acc* gates;  // [n, k]
@@ -43,39 +52,48 @@ struct PackedProduct {
   int64_t sum_stride;
 };
 
-// A tile: kRows pairs, kPanels panels that are `panel_stride` apart, each of kVectors vectors; `inner` features.
-template <int kBytes, int kRows, int kVectors, int kPanels, typename T>
-RBM_INLINE void packed_tile(
-    const Accumulation<T>* const* rows, const T* panel, int64_t panel_stride, const T* bias, int64_t inner,
-    const Accumulation<T>* gates, Accumulation<T>* const* sums) {
+template <typename T, typename Operand>
+inline constexpr int kVectorBytesFor<PackedProduct<T, Operand>> = kVectorBytesFor<Operand*>;
+
+// totals[v] = the biases of panels of kVectors vectors, or zeros if the tile starts at a later feature than the first.
+template <int kBytes, int kVectors, int kAll, typename T, typename Vector>
+RBM_INLINE void load_biases(const T* const* panels, bool begins, Vector (&totals)[kAll]) {
   using L = Lanes<Accumulation<T>, kBytes>;
-  constexpr int kAll = kVectors * kPanels;
-  constexpr int64_t kWidth = kVectors * L::kCount;
-  typename L::Vector totals[kRows][kAll], columns[kAll];
-  const auto place = [&](int v) { return v / kVectors * panel_stride + v % kVectors * L::kCount; };
 #pragma GCC unroll 8
   for (int v = 0; v < kAll; ++v) {
-    if (bias != nullptr) {
-      L::load(columns[v], bias + place(v));
+    if (begins) {
+      L::load(totals[v], panels[v / kVectors] + v % kVectors * L::kCount);
     } else {
-      columns[v] = typename L::Vector{};
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) totals[r][v] = columns[v];
-  }
-  for (int64_t i = 0; i < inner; ++i) {
-    const T* const row = panel + i * kWidth;
-#pragma GCC unroll 8
-    for (int v = 0; v < kAll; ++v) __builtin_prefetch(row + kPrefetchRows * kWidth + place(v));
-#pragma GCC unroll 8
-    for (int v = 0; v < kAll; ++v) L::load(columns[v], row + place(v));
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const Accumulation<T> number = rows[r][i];
-#pragma GCC unroll 8
-      for (int v = 0; v < kAll; ++v) totals[r][v] += number * columns[v];
+      totals[v] = Vector{};
     }
   }
+}
+
+// A tile: kRows pairs, kPanels panels that are `panel_stride` numbers apart, each of kVectors vectors; `inner` operands
+// of the features from operand `first` on.
+template <int kBytes, int kRows, int kVectors, int kPanels, typename T, typename Operand>
+RBM_INLINE void packed_tile(
+    const Operand* const* rows, const T* panel, int64_t panel_stride, int64_t first, int64_t inner,
+    const Accumulation<T>* gates, Accumulation<T>* const* sums) {
+  using L = Lanes<Accumulation<T>, kBytes>;
+  using Weight = typename PackedProduct<T, Operand>::Weight;
+  constexpr int kAll = kVectors * kPanels;
+  constexpr int64_t kWidth = kVectors * L::kCount;
+  const T* panels[kPanels];
+  const Weight* weights[kPanels];
+#pragma GCC unroll 4
+  for (int i = 0; i < kPanels; ++i) {
+    panels[i] = panel + i * panel_stride;
+    weights[i] = reinterpret_cast<const Weight*>(panels[i] + kWidth) + first * kWidth;
+  }
+  typename L::Vector totals[kRows][kAll], biases[kAll];
+  load_biases<kBytes, kVectors>(panels, first == 0, biases);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kAll; ++v) totals[r][v] = biases[v];
+  }
+  product_tile<kBytes, kRows, kVectors, kPanels>(rows, 1, weights, kWidth, inner, totals);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -100,22 +118,22 @@ constexpr int panels_at_once() {
 #endif
 }
 
-// kRows pairs of an expert, the features [first, first + inner), the columns [column, last).
-template <int kBytes, int kRows, typename T>
-RBM_INLINE void packed_rows(
-    const PackedProduct<T>& p, int64_t expert, const Pair* pairs, int64_t first, int64_t inner, int64_t column,
+// kRows pairs of an expert, the operands [first, first + inner) of the features, the columns [column, last).
+template <int kBytes, int kRows, typename T, typename Operand>
+RBM_INLINE void multiply_packed_rows(
+    const PackedProduct<T, Operand>& p, int64_t expert, const Pair* pairs, int64_t first, int64_t inner, int64_t column,
     int64_t last) {
   using Acc = Accumulation<T>;
   constexpr int kVectors = tile_vectors<kBytes>(), kPanels = panels_at_once<kBytes, kRows>();
   constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount, kWidth = panel_width<Acc, kBytes>();
-  const int64_t packed_rows = p.experts.features + 1, padded = padded_columns<Acc, kBytes>(p.experts.outputs);
-  const T* const matrix = p.experts.values + expert * packed_rows * padded;
-  const Acc* rows[kRows];
+  const int64_t height = packed_rows<Operand>(p.experts.features);
+  const T* const matrix = p.experts.values + expert * height * padded_columns<Acc, kBytes>(p.experts.outputs);
+  const Operand* rows[kRows];
   Acc* sums[kRows];
   Acc gates[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    rows[r] = p.rows + pairs[r].row * p.row_stride + first;
+    rows[r] = reinterpret_cast<const Operand*>(p.rows + pairs[r].row * p.row_stride) + first;
     gates[r] = p.gates[pairs[r].index];
     sums[r] = p.sums + pairs[r].row * p.sum_stride + column;
   }
@@ -124,80 +142,66 @@ RBM_INLINE void packed_rows(
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) sums[r] += columns;
   };
-  const int64_t stride = packed_rows * kWidth;
+  const int64_t stride = height * kWidth;
   if constexpr (kPanels > 1) {
     for (; column + kPanels * kWidth <= last; step(kPanels * kWidth)) {
-      const T* const panel = matrix + column * packed_rows;
-      packed_tile<kBytes, kRows, kVectors, kPanels>(
-          rows, panel + (first + 1) * kWidth, stride, first == 0 ? panel : nullptr, inner, gates, sums);
+      packed_tile<kBytes, kRows, kVectors, kPanels>(rows, matrix + column * height, stride, first, inner, gates, sums);
     }
   }
   for (; column + kWidth <= last; step(kWidth)) {
-    const T* const panel = matrix + column * packed_rows;
-    packed_tile<kBytes, kRows, kVectors, 1>(
-        rows, panel + (first + 1) * kWidth, stride, first == 0 ? panel : nullptr, inner, gates, sums);
+    packed_tile<kBytes, kRows, kVectors, 1>(rows, matrix + column * height, stride, first, inner, gates, sums);
   }
-  const T* const panel = matrix + column * packed_rows;
-  const T* const weights = panel + (first + 1) * (last - column);
-  const T* const bias = first == 0 ? panel : nullptr;
   with_last_vectors<kBytes>((last - column) / kCount, [&]<int kVectors>() __attribute__((always_inline)) {
-    packed_tile<kBytes, kRows, kVectors, 1>(rows, weights, 0, bias, inner, gates, sums);
+    packed_tile<kBytes, kRows, kVectors, 1>(rows, matrix + column * height, 0, first, inner, gates, sums);
   });
 }
 
-template <int kBytes, typename T>
+template <int kBytes, typename T, typename Operand>
 RBM_INLINE void packed_tile_of(
-    const PackedProduct<T>& p, int64_t expert, const Pair* pairs, int64_t rows, int64_t first, int64_t inner,
+    const PackedProduct<T, Operand>& p, int64_t expert, const Pair* pairs, int64_t rows, int64_t first, int64_t inner,
     int64_t column, int64_t last) {
   static_assert(kTileRows == 6);
   switch (rows) {
-    case 6: return packed_rows<kBytes, 6>(p, expert, pairs, first, inner, column, last);
-    case 5: return packed_rows<kBytes, 5>(p, expert, pairs, first, inner, column, last);
-    case 4: return packed_rows<kBytes, 4>(p, expert, pairs, first, inner, column, last);
-    case 3: return packed_rows<kBytes, 3>(p, expert, pairs, first, inner, column, last);
-    case 2: return packed_rows<kBytes, 2>(p, expert, pairs, first, inner, column, last);
-    default: return packed_rows<kBytes, 1>(p, expert, pairs, first, inner, column, last);
+    case 6: return multiply_packed_rows<kBytes, 6>(p, expert, pairs, first, inner, column, last);
+    case 5: return multiply_packed_rows<kBytes, 5>(p, expert, pairs, first, inner, column, last);
+    case 4: return multiply_packed_rows<kBytes, 4>(p, expert, pairs, first, inner, column, last);
+    case 3: return multiply_packed_rows<kBytes, 3>(p, expert, pairs, first, inner, column, last);
+    case 2: return multiply_packed_rows<kBytes, 2>(p, expert, pairs, first, inner, column, last);
+    default: return multiply_packed_rows<kBytes, 1>(p, expert, pairs, first, inner, column, last);
   }
 }
 
 // One row, one panel of kVectors vectors, all features, and kExperts experts at once, because the sums of a single
 // expert would wait for each other. They are added in the order of multiply_packed.
-template <int kBytes, int kExperts, int kVectors, typename T>
+template <int kBytes, int kExperts, int kVectors, typename T, typename Operand>
 RBM_INLINE void packed_row(
-    const Accumulation<T>* row, const T* const* panels, int64_t features, const Accumulation<T>* gates,
-    Accumulation<T>* sums) {
+    const Operand* row, const T* const* panels, int64_t features, const Accumulation<T>* gates, Accumulation<T>* sums) {
   using L = Lanes<Accumulation<T>, kBytes>;
-  typename L::Vector totals[kExperts][kVectors], column;
+  using Weight = typename PackedProduct<T, Operand>::Weight;
+  constexpr int64_t kWidth = kVectors * L::kCount;
+  const Weight* weights[kExperts];
 #pragma GCC unroll 4
-  for (int e = 0; e < kExperts; ++e) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) L::load(totals[e][v], panels[e] + v * L::kCount);
-  }
-  for (int64_t i = 0; i < features; ++i) {
-#pragma GCC unroll 4
-    for (int e = 0; e < kExperts; ++e) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        L::load(column, panels[e] + ((i + 1) * kVectors + v) * L::kCount);
-        totals[e][v] += row[i] * column;
-      }
-    }
-  }
+  for (int e = 0; e < kExperts; ++e) weights[e] = reinterpret_cast<const Weight*>(panels[e] + kWidth);
+  typename L::Vector totals[1][kExperts * kVectors];
+  load_biases<kBytes, kVectors>(panels, true, totals[0]);
+  product_tile<kBytes, 1, kVectors, kExperts>(&row, 1, weights, kWidth, operands_of<Operand>(features), totals);
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     typename L::Vector sum;
     L::load(sum, sums + v * L::kCount);
 #pragma GCC unroll 4
-    for (int e = 0; e < kExperts; ++e) sum += gates[e] * totals[e][v];
+    for (int e = 0; e < kExperts; ++e) sum += gates[e] * totals[0][e * kVectors + v];
     L::store(sums + v * L::kCount, sum);
   }
 }
 
 // A single row with outputs in one panel.
-template <int kBytes, int kVectors, typename T>
-RBM_INLINE void packed_row_of(const PackedProduct<T>& p) {
+template <int kBytes, int kVectors, typename T, typename Operand>
+RBM_INLINE void packed_row_of(const PackedProduct<T, Operand>& p) {
   constexpr int kMost = 3;
-  const int64_t matrix = (p.experts.features + 1) * kVectors * Lanes<Accumulation<T>, kBytes>::kCount;
+  const int64_t features = p.experts.features;
+  const int64_t matrix = packed_rows<Operand>(features) * kVectors * Lanes<Accumulation<T>, kBytes>::kCount;
+  const auto* const row = reinterpret_cast<const Operand*>(p.rows);
   const T* panels[kMost];
   Accumulation<T> gates[kMost];
   int found = 0;
@@ -206,17 +210,17 @@ RBM_INLINE void packed_row_of(const PackedProduct<T>& p) {
     panels[found] = p.experts.values + expert * matrix;
     gates[found++] = p.gates[p.pairs->of(expert)->index];
     if (found < kMost) continue;
-    packed_row<kBytes, kMost, kVectors>(p.rows, panels, p.experts.features, gates, p.sums);
+    packed_row<kBytes, kMost, kVectors>(row, panels, features, gates, p.sums);
     found = 0;
   }
-  if (found == 2) packed_row<kBytes, 2, kVectors>(p.rows, panels, p.experts.features, gates, p.sums);
-  if (found == 1) packed_row<kBytes, 1, kVectors>(p.rows, panels, p.experts.features, gates, p.sums);
+  if (found == 2) packed_row<kBytes, 2, kVectors>(row, panels, features, gates, p.sums);
+  if (found == 1) packed_row<kBytes, 1, kVectors>(row, panels, features, gates, p.sums);
 }
 
 // All pairs, panels [first_panel, last_panel). The order in which products are added depends on neither of them, so a
 // row's result is the same, bit for bit, in every batch.
-template <int kBytes, typename T>
-RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_panel, int64_t last_panel) {
+template <int kBytes, typename T, typename Operand>
+RBM_INLINE void multiply_packed_lanes(const PackedProduct<T, Operand>& p, int64_t first_panel, int64_t last_panel) {
   using Acc = Accumulation<T>;
   constexpr int64_t kWidth = panel_width<Acc, kBytes>();
   constexpr int64_t kHotRows = std::max<int64_t>(kHotPanelBytes / (kWidth * static_cast<int64_t>(sizeof(T))), 1);
@@ -224,8 +228,8 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_p
   const int64_t begin = first_panel * kWidth;
   const int64_t end = std::min(last_panel * kWidth, padded_columns<Acc, kBytes>(p.experts.outputs));
   for (int64_t row = 0; row < p.count; ++row) std::fill_n(p.sums + row * p.sum_stride + begin, end - begin, Acc(0));
-  const int64_t blocks = std::max<int64_t>(1, ceil_div(p.experts.features, kMostInner));
-  const int64_t block = ceil_div(p.experts.features, blocks);
+  const int64_t steps = operands_of<Operand>(p.experts.features);
+  const int64_t blocks = std::max<int64_t>(1, ceil_div(steps, kMostInner)), block = ceil_div(steps, blocks);
   if (p.count == 1 && begin == 0 && end <= kWidth && blocks == 1) {
     if (end == kWidth) return packed_row_of<kBytes, tile_vectors<kBytes>()>(p);
     const int64_t vectors = end / Lanes<Acc, kBytes>::kCount;
@@ -240,7 +244,7 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T>& p, int64_t first_p
     const int64_t height = count / tiles, higher = count % tiles;
     const int64_t columns = tiles == 1 ? end - begin : kWidth;
     for (int64_t i = 0; i < blocks; ++i) {
-      const int64_t first = i * block, inner = std::min(block, p.experts.features - first);
+      const int64_t first = i * block, inner = std::min(block, steps - first);
       for (int64_t column = begin; column < end; column += columns) {
         const int64_t last = std::min(column + columns, end);
         const Pair* of_tile = pairs;

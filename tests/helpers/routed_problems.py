@@ -29,6 +29,6 @@ def problem(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple
 def of_other_strides(x: Tensor) -> Iterator[Tensor]:
     """The rows ``x [B, D]`` with a longer stride of rows, with one of features too, and with columns first."""
     rows, features = x.shape
-    wide = torch.empty(2 * rows, 2 * features)
+    wide = x.new_empty(2 * rows, 2 * features)
     for view in (wide[::2, :features], wide[::2, ::2], wide.T[:features, :rows].T):
         yield view.copy_(x)

@@ -78,13 +78,14 @@ def test_one_row_wakes_no_second_thread(threads):
     assert woken == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize(("features", "outputs"), [(700, 40), (701, 40), (33, 200)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_in_every_batch(dtype):
-    x, memory, weight, bias, k = problem((50, 700, 40, 4, 2), dtype)
+def test_a_row_has_the_same_bits_in_every_batch(dtype, features, outputs):
+    x, memory, weight, bias, k = problem((50, features, outputs, 4, 2), dtype)
     packed = pack_experts(weight, bias)
-    together = routed_matmul_packed(x, memory, packed, 40, k)
+    together = routed_matmul_packed(x, memory, packed, outputs, k)
     for size in (1, 2, 7, 19):
-        apart = [routed_matmul_packed(part, memory, packed, 40, k) for part in x.split(size)]
+        apart = [routed_matmul_packed(part, memory, packed, outputs, k) for part in x.split(size)]
         assert torch.equal(torch.cat(apart), together)
 
 
@@ -107,14 +108,29 @@ def test_what_is_not_finite_stays_with_its_expert():
     assert y[uses_bad][:, [c for c in range(20) if c not in (3, 5)]].isfinite().all()
 
 
-def test_rows_of_any_stride():
-    x, memory, weight, bias, k = problem((20, 12, 5, 4, 2), torch.float32)
+@pytest.mark.parametrize("features", [12, 13])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_any_stride(dtype, features):
+    x, memory, weight, bias, k = problem((20, features, 5, 4, 2), dtype)
     packed = pack_experts(weight, bias)
     expected = routed_matmul_packed(x, memory, packed, 5, k)
     for rows in of_other_strides(x):
         assert torch.equal(routed_matmul_packed(rows, memory.T.contiguous().T, packed, 5, k), expected)
     turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
     assert torch.equal(pack_experts(turned, bias.T.contiguous().T), packed)
+
+
+@pytest.mark.parametrize("features", [12, 13])
+def test_bfloat16_rows_end_before_numbers_that_are_not_finite(features):
+    """Pairs of features are read from the rows themselves, which begin at odd places here."""
+    x, memory, weight, bias, k = problem((20, features, 5, 4, 2), torch.bfloat16)
+    room = torch.full((20, features + 3), float("nan"), dtype=x.dtype)
+    room[:, 1:-2] = x
+    packed = pack_experts(weight, bias)
+    expected = routed_matmul_packed(x, memory, packed, 5, k)
+    assert torch.equal(routed_matmul_packed(room[:, 1:-2], memory, packed, 5, k), expected)
+    with pytest.raises(RuntimeError, match="what pack_experts returned on this processor"):
+        routed_matmul_packed(x, memory, packed, 0, k)
 
 
 def test_gradients_are_refused_and_not_lost():

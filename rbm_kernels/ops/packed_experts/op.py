@@ -36,7 +36,8 @@ def pack_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Returns:
         ``[E, D + 1, P]`` in the dtype of ``weight``, with ``P`` at least ``N``. On the CPU, ``P`` is ``N`` rounded up
-        to whole vectors, and the elements are in an internal order.
+        to whole vectors, and the elements are in an internal order; a processor that multiplies pairs of bfloat16
+        (AVX512-BF16) needs an even number of features, and one more row if ``D`` is odd.
 
     Raises:
         TypeError: another dtype.
@@ -99,7 +100,9 @@ def _check(x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int,
     checks.check_dtype(op, "memory", memory, (checks.accumulation_dtype(x),))
     checks.check_dtype(op, "packed", packed, (x.dtype,))
     checks.check_out_features(op, out_features)
-    shape = (memory.shape[0], x.shape[1] + 1, None)
+    # A processor that multiplies pairs of features pads an odd number of them.
+    pads = x.dtype == torch.bfloat16 and packed.dim() == 3 and packed.shape[1] == 1 + x.shape[1] + x.shape[1] % 2
+    shape = (memory.shape[0], packed.shape[1] if pads else x.shape[1] + 1, None)
     checks.check_shape(op, "packed", packed, shape, "what pack_experts returned for the experts of memory")
     if out_features > packed.shape[2]:
         raise ValueError(
