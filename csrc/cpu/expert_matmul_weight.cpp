@@ -4,8 +4,7 @@
 
 #include <algorithm>
 
-#include "bfloat16_pairs.h"
-#include "outer_tile.h"
+#include "amx.h"
 #include "pairs.h"
 
 namespace rbm::cpu {
@@ -72,17 +71,18 @@ RBM_INLINE void sum_panel(
   }
 }
 
-// Multiplies the gradients of `count` rows by their gates, into `gated` [steps, outputs], and adds them to `bias_sum`.
+// Multiplies the gradients of `count` rows by their gates, into `gated` [steps, `outputs` of `stride`], and adds them
+// to `bias_sum`.
 template <typename T, typename Operand>
 RBM_INLINE void gate_rows(
-    const WeightGrad<T>& w, const Pair* pairs, int64_t count, int64_t begin, int64_t outputs, Accumulation<T>* bias_sum,
-    Operand* gated) {
+    const WeightGrad<T>& w, const Pair* pairs, int64_t count, int64_t begin, int64_t outputs, int64_t stride,
+    Accumulation<T>* bias_sum, Operand* gated) {
   using Acc = Accumulation<T>;
   const auto grad_of = [&](int64_t i) { return w.grad + pairs[i].row * w.grad_stride + begin; };
   for (int64_t i = 0; i < count; i += kNumbersOf<Operand>) {
     const Acc gate = w.gates[pairs[i].index];
     const T* const grad = grad_of(i);
-    Operand* const row = gated + i / kNumbersOf<Operand> * outputs;
+    Operand* const row = gated + i / kNumbersOf<Operand> * stride;
     if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
       // The products are rounded to bfloat16 for the tile; the bias sums them before rounding.
       const bool has_next = i + 1 < count;
@@ -139,7 +139,7 @@ RBM_INLINE void sum_expert_lanes(
   for (int64_t first = 0; first < pairs; first += kPieceRows) {
     const int64_t count = std::min(kPieceRows, pairs - first), steps = operands_of<Operand>(count);
     const Pair* const piece = w.pairs->of(expert) + first;
-    gate_rows(w, piece, count, begin, outputs, bias_sum, gated);
+    gate_rows(w, piece, count, begin, outputs, outputs, bias_sum, gated);
     for (int64_t d = 0; d < padded; d += kWidth) {
       const int64_t width = std::min(kWidth, padded - d);
       panel_of_rows(w, piece, count, d, std::min(width, features - d), width, panels + d * kPieceRows);
@@ -161,6 +161,53 @@ RBM_INLINE void sum_expert_lanes(
 }
 RBM_DISPATCH(sum_expert)
 
+// As sum_expert with the tile registers of AMX. `gated` has room for kPieceRows / 2 whole registers.
+template <int kBytes, typename Tiles>
+RBM_INLINE void sum_expert_amx_lanes(
+    Tiles tiles, const WeightGrad<BFloat16>& w, int64_t expert, int64_t begin, int64_t end, BFloat16Pair* gated,
+    BFloat16Pair* panels, LeftBlock* left) {
+  const int64_t outputs = end - begin, features = w.in_features, stride = round_up(outputs, kRegisterRows);
+  const int64_t padded = padded_columns<float, kBytes>(features), pairs = w.pairs->count(expert);
+  float* const bias_sum = w.grad_bias + expert * w.out_features + begin;
+  float* const weight_sum = w.grad_weight + (expert * w.out_features + begin) * features;
+  std::fill_n(bias_sum, outputs, 0.0f);
+  std::fill_n(weight_sum, outputs * features, 0.0f);
+  for (int64_t first = 0; first < pairs; first += kPieceRows) {
+    const int64_t count = std::min(kPieceRows, pairs - first), steps = operands_of<BFloat16Pair>(count);
+    const Pair* const piece = w.pairs->of(expert) + first;
+    gate_rows(w, piece, count, begin, outputs, stride, bias_sum, gated);
+    // Zeros up to a whole register: the left side multiplies them.
+    const int64_t whole_steps = round_up(steps, kRegisterWidth);
+    std::fill_n(gated + steps * stride, (whole_steps - steps) * stride, BFloat16Pair{});
+    for (int64_t d = 0; d < padded; d += kBlockColumns) {
+      const int64_t width = std::min(kBlockColumns, padded - d);
+      panel_of_rows(w, piece, count, d, std::min(width, features - d), width, panels + d * kPieceRows);
+    }
+    for (int64_t n = 0; n < outputs; n += kBlockRows) {
+      const int64_t valid = std::min(kBlockRows, outputs - n);
+      for (int64_t r = 0; r < valid; r += kRegisterRows) {
+        for (int64_t k = 0; k < whole_steps; k += kRegisterWidth) {
+          const auto* const source = reinterpret_cast<const float*>(gated + k * stride + n + r);
+          transpose<kBytes>(source, stride, reinterpret_cast<float*>(left->row(r) + k), left->stride());
+        }
+      }
+      for (int64_t d = 0; d < padded; d += kBlockColumns) {
+        const int64_t width = std::min(kBlockColumns, padded - d);
+        left->multiply(
+            tiles, valid, panels + d * kPieceRows, width, steps, width,
+            [&](int64_t offset, int64_t columns, const float* numbers) __attribute__((always_inline)) {
+              const int64_t filled = std::min(columns, features - d - offset);
+              for (int64_t r = 0; r < valid; ++r) {
+                float* const target = weight_sum + (n + r) * features + d + offset;
+                for (int64_t c = 0; c < filled; ++c) target[c] += numbers[r * columns + c];
+              }
+            });
+      }
+    }
+  }
+}
+RBM_DISPATCH(sum_expert_amx)
+
 // The gradients of all experts, with tiles of Operand.
 template <typename Operand, typename T>
 void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
@@ -170,13 +217,25 @@ void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
   const int64_t width = ceil_div(tiles, threads) * kTileRows;
   const int64_t slices = width > 0 ? ceil_div(w.out_features, width) : 0;
   parallel_for(0, slices * num_experts, 1, [&](int64_t begin, int64_t end) {
-    const auto gated = scratch<Operand>(kPieceRows * width);
+    const auto gated = scratch<Operand>(kPieceRows * round_up(width, kRegisterRows));
     // No vector is longer than 64 bytes.
     const auto panels = scratch<Operand>(kPieceRows * (w.in_features + 64));
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t first = task / num_experts * width, last = std::min(first + width, w.out_features);
-      sum_expert(w, task % num_experts, first, last, gated.get(), panels.get());
-    }
+    const auto each_task = [&](const auto& sum) {
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t first = task / num_experts * width, last = std::min(first + width, w.out_features);
+        sum(task % num_experts, first, last);
+      }
+    };
+    const bool with_amx = with_tiles<Operand>([&](auto tiles) {
+      LeftBlock left(kPieceRows / 2);
+      each_task([&](int64_t expert, int64_t first, int64_t last) {
+        sum_expert_amx(tiles, w, expert, first, last, gated.get(), panels.get(), &left);
+      });
+    });
+    if (with_amx) return;
+    each_task([&](int64_t expert, int64_t first, int64_t last) {
+      sum_expert(w, expert, first, last, gated.get(), panels.get());
+    });
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include "../cosine_topk.h"
 #include "../expert_matmul.h"
+#include "packed_experts_amx.h"
 #include "packed_layer.h"
 #include "shares.h"
 
@@ -90,7 +91,11 @@ void serve(
         product.sum_stride = layer.y_stride;
       }
     }
-    multiply_packed(product, first_panel, last_panel);
+    const bool with_amx = with_tiles<Operand>([&](auto tiles) {
+      LeftBlock left(std::min(kAmxInner, operands_of<Operand>(features)));
+      multiply_packed_amx(tiles, product, first_panel, last_panel, &left);
+    });
+    if (!with_amx) multiply_packed(product, first_panel, last_panel);
     if (own.is_direct) continue;
     const int64_t column = first_panel * sizes.width, columns = std::min(last_panel * sizes.width, outputs) - column;
     for (int64_t row = 0; row < rows; ++row) {

@@ -1,0 +1,53 @@
+// The products of packed_experts.h with the tile registers of AMX.
+#pragma once
+
+#include "amx.h"
+#include "packed_experts.h"
+
+namespace rbm::cpu {
+
+// Operands of the features that are multiplied together: a block of rows stays in the L1 cache.
+constexpr int64_t kAmxInner = 256;
+
+// As multiply_packed. All numbers of rows are multiplied so, because the instruction adds in another order than
+// multiply_packed.
+template <int kBytes, typename Tiles>
+RBM_INLINE void multiply_packed_amx_lanes(
+    Tiles tiles, const PackedProduct<BFloat16, BFloat16Pair>& p, int64_t first_panel, int64_t last_panel,
+    LeftBlock* left) {
+  const int64_t features = p.experts.features, height = packed_rows<BFloat16Pair>(features);
+  const int64_t padded = padded_columns<float, kBytes>(p.experts.outputs);
+  const int64_t begin = first_panel * kBlockColumns, end = std::min(last_panel * kBlockColumns, padded);
+  for (int64_t row = 0; row < p.count; ++row) std::fill_n(p.sums + row * p.sum_stride + begin, end - begin, 0.0f);
+  for (int64_t e = 0; e < p.experts.num_experts; ++e) {
+    const BFloat16* const matrix = p.experts.values + e * height * padded;
+    for (int64_t first = 0; first == 0 || 2 * first < features; first += kAmxInner) {
+      const int64_t inner = std::min(2 * kAmxInner, features - 2 * first), steps = operands_of<BFloat16Pair>(inner);
+      for (int64_t i = 0; i < p.pairs->count(e); i += kBlockRows) {
+        const Pair* const pairs = p.pairs->of(e) + i;
+        const int64_t valid = std::min(kBlockRows, p.pairs->count(e) - i);
+        for (int64_t r = 0; r < valid; ++r) left->set(r, p.rows + pairs[r].row * p.row_stride + 2 * first, inner);
+        for (int64_t column = begin; column < end; column += kBlockColumns) {
+          const int64_t width = std::min(kBlockColumns, end - column);
+          const BFloat16* const biases = matrix + column * height;
+          const auto* const panel = reinterpret_cast<const BFloat16Pair*>(biases + width) + first * width;
+          left->multiply(
+              tiles, valid, panel, width, steps, width,
+              [&](int64_t offset, int64_t columns, const float* numbers) __attribute__((always_inline)) {
+                for (int64_t r = 0; r < valid; ++r) {
+                  const float gate = p.gates[pairs[r].index];
+                  float* const sums = p.sums + pairs[r].row * p.sum_stride + column + offset;
+                  for (int64_t c = 0; c < columns; ++c) {
+                    const float bias = first == 0 ? static_cast<float>(biases[offset + c]) : 0;
+                    sums[c] += gate * (numbers[r * columns + c] + bias);
+                  }
+                }
+              });
+        }
+      }
+    }
+  }
+}
+RBM_DISPATCH(multiply_packed_amx)
+
+}  // namespace rbm::cpu
