@@ -35,13 +35,13 @@ def multiplying_as(precision: str) -> Iterator[None]:
 
 
 # A processor with hardware support is at most this many times slower than in float32. Converting to float32 and back
-# costs less than that; PyTorch's loops for processors without support take over 100 times as long.
+# costs less than that; PyTorch's loops for processors without support cost far more.
 IN_HARDWARE = 5.0
 
 
 @cache
 def slowness(precision: str) -> float:
-    """How many times slower than float32 a square product is on this CPU. Measured once, in about 0.2 s.
+    """How many times slower than float32 a square product is on this CPU. Measured once.
 
     The processor's flags are not enough, because libraries decide how to use them.
     """

@@ -53,8 +53,7 @@ RBM_INLINE void add_products(
 }
 
 // As the end of multiply_tile, for a panel that is wider than the remaining columns. Products are read back from
-// memory, so that these loops are compiled once for all rows of a tile: one copy per row took a third of this file's
-// compile time.
+// memory, so that these loops are compiled once for all rows of a tile: one copy per row takes long to compile.
 template <int kBytes, int kRows, int kVectors, typename T, typename Operand, typename Vector>
 RBM_INLINE void add_narrow(
     const Product<T, Operand>& p, const Pair* pairs, int64_t valid, const Vector (&products)[kRows][kVectors],

@@ -37,7 +37,7 @@ RBM_INLINE void with_last_vectors(int64_t vectors, const Act& act) {
   if (vectors == 1) act.template operator()<1>();
 }
 
-// The right side comes from the L2 cache, and hardware prefetching is too late: 5 % with one thread.
+// The right side comes from the L2 cache, and hardware prefetching is too late.
 constexpr int64_t kPrefetchRows = 16;
 
 // sums[r][p * kVectors + v] += the sum of left[r][i * left_stride] * panels[p][i][v] over i, for vectors v.

@@ -3,8 +3,7 @@
 // A tile of sums, some pairs of one expert by a panel of columns, stays in registers while the features are traversed.
 // Each number of a row is multiplied with a whole vector of columns, so nothing is summed over lanes, and a tile of one
 // row reads the weights at full bandwidth. With the weights as the layer learns them, [N, D], the alternatives are
-// packing at every call, or inner products, which spend a third of the time up to 256 rows on sums over lanes and on
-// two loads per product.
+// packing at every call, or inner products, which spend time on sums over lanes and on two loads per product.
 #pragma once
 
 #include <cstdint>

@@ -56,7 +56,7 @@ inline int vector_bytes() {
 #endif
 }
 
-// Vector size to compile if only one is compiled, which takes a third of the time; 0 for all.
+// Vector size to compile if only one is compiled, which is faster; 0 for all.
 #if defined(RBM_MOST_VECTOR_BYTES)
 constexpr int kOnlyVectorBytes = RBM_MOST_VECTOR_BYTES;
 #else

@@ -203,7 +203,7 @@ class FusedRbMLayer(MemoryRouter):
         return expert_matmul(rows, weight, bias, gates, experts)
 
     def _answer(self, h: Tensor) -> Tensor:
-        """The forward of inference. One row may take only 8 µs, so nothing is looked up or reshaped twice."""
+        """The forward of inference. One row may take only microseconds, so nothing is looked up or reshaped twice."""
         dtype = autocast_dtype(h, self.weight.dtype) if torch._C._is_any_autocast_enabled() else None
         if torch.compiler.is_compiling():
             return self._answer_by(h, dtype, *self._fold(dtype))

@@ -181,8 +181,8 @@ def in_single_precision(features: Features) -> Rows:
 def packed(features: Features) -> Rows | HalfPrecisionRows:
     """Rows for many passes: dense rows as :class:`SparseRows` if that is faster, float16 rows without a copy.
 
-    Sparse rows are faster on the CPU for at least 2^20 numbers of which at most one in fifty is not zero: an epoch on
-    Cora then takes half as long, and one on CiteSeer an eighth.
+    Sparse rows are faster on the CPU for at least 2^20 numbers of which at most one in fifty is not zero, as on Cora
+    and CiteSeer.
     """
     rows = as_rows(features)
     if rows.dtype == torch.float16:

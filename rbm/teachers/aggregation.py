@@ -19,9 +19,9 @@ KEPT_BYTES = 2**28  # size of the largest product that is kept, to save memory w
 def sparse_adjacency(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
     """Edges source -> target as a CSR matrix ``[N, N]`` with ``A[target, source]``; weights of equal edges add up.
 
-    On a CPU, a sparse product is three to four times as fast as gathering and scattering messages along edges (Amazon
-    Computers, width 256). It needs no ``[edges, width]`` buffer and adds in a fixed order. The indices are int32 where
-    these suffice: a product with int64 indices first converts them.
+    On a CPU, a sparse product is faster than gathering and scattering messages along edges. It needs no
+    ``[edges, width]`` buffer and adds in a fixed order. The indices are int32 where these suffice: a product with int64
+    indices first converts them.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's own notices
@@ -35,8 +35,7 @@ def spread(adjacency: Tensor, x: Tensor) -> Tensor:
     """``adjacency @ x``, ``[N, F]``. If ``x`` needs no gradient, the product is cached until ``x`` changes or either
     tensor is freed.
 
-    The features of a graph do not change between epochs; on the Amazon graphs, their products take a third of a
-    teacher's epoch.
+    The features of a graph do not change between epochs, so their product is computed once.
     """
     # Tensors of inference mode cannot be used in training, and have no version counter.
     inference = x.is_inference() or torch.is_inference_mode_enabled()

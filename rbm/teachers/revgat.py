@@ -28,8 +28,8 @@ class RevGAT(AttentionTeacher):
             :class:`~rbm.teachers.attention.AttentionTeacher`.
         num_layers: number of consecutive convolutions, at least 2: the first, the reversible ones, the last.
         groups: number of groups of channels, at least 2; it must divide ``hidden_channels``.
-        reversible: False stores activations for the backward pass, like any other network. A step then takes about 60 %
-            of the time, with the same gradients.
+        reversible: False stores activations for the backward pass, like any other network. A step is then faster, with
+            the same gradients.
 
     Raises:
         ValueError: as its base class, or ``groups`` is not valid.

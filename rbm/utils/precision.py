@@ -79,7 +79,7 @@ def cast_once(rows: Tensor) -> Tensor:
 
 @contextmanager
 def fast_float32(device: torch.device | str) -> Iterator[None]:
-    """Let oneDNN multiply matrices if it is as exact as MKL and about twice as fast: on AMD CPUs with AVX-512.
+    """Let oneDNN multiply matrices if it is as exact as MKL and faster: on AMD CPUs with AVX-512.
 
     PyTorch uses MKL for float32 products, which is limited to AVX2 on AMD CPUs. With the precision "medium", it uses
     oneDNN and allows bfloat16. oneDNN uses bfloat16 only on CPUs with AMX; elsewhere its products are float32

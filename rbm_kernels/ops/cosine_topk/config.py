@@ -45,29 +45,26 @@ def configuration(
         block_m = min(64, max(16, (1024 if wide else 2048) // block_e))
     whole_bfloat16 = not backward and dtype == torch.bfloat16 and block_e <= 16 and features <= 256
     if whole_bfloat16 and machine.architecture // 10 not in (9, 10):
-        # Matrix instructions take both operands from registers. On sm_80, 32 rows take 149 registers (three programs
-        # fit); 64 rows take 182, and spill 160 bytes with Triton 3.6.
+        # Matrix instructions take both operands from registers: 64 rows spill with Triton 3.6.
         block_m = min(block_m, 32)
     elif dtype != torch.float32 and machine.architecture // 10 == 10:
         block_m = min(block_m, 32)  # 64 rows at D = 256 do not compile with Triton 3.6: a tensor memory pass fails
     elif dtype != torch.float32 and machine.architecture // 10 != 9 and features % 8:
-        # Each element needs its own address: 64 rows take 255 registers and spill up to 64 bytes with Triton 3.6, 24
-        # with 3.9 (D = 1,433, in float16 and bfloat16); 32 rows take 200 to 252.
+        # Each element needs its own address: 64 rows spill with Triton 3.6 and 3.9 (D = 1,433, float16 and bfloat16).
         block_m = min(block_m, 32)
     widest = 256 if whole_bfloat16 else 32 if wide else 64
     block_d = max(16, min(widest, next_power_of_2(features)))
     many = block_e > 64
     if not backward and dtype == torch.float32 and machine.architecture // 10 == 10:
-        many = block_e > 32  # four warps are limited to 128 registers there, and spill 24 bytes
+        many = block_e > 32  # four warps are limited to 128 registers there, and spill
     tiles = -(-rows // block_m)
     whole_row = features <= block_d
     stages = 3 if not (backward or whole_row or wide or dtype == torch.float16) else 2
     if backward and dtype != torch.float32 and machine.architecture // 10 == 9:
-        stages = 1  # measured on an H100 (bfloat16, D = 256, E = 8): 103 µs, with two stages 119
+        stages = 1  # gpu_tune.csv, H100 (bfloat16, D = 256, E = 8): 103 µs, with two stages 119
     if not backward and dtype == torch.float32 and features % 4 and block_e <= 32:
         # Unaligned rows are copied element by element, and in the layout of a matrix instruction's operand 16 lanes
-        # write to one bank: at D = 8,415 shared memory was busy for 1.2 million cycles per tile, while issuing takes
-        # 0.16 million. Without asynchronous copies the elements go to registers.
+        # write to one bank, which takes longer than issuing. Without asynchronous copies the elements go to registers.
         stages = 1
     return Configuration(
         block_m,
@@ -77,6 +74,6 @@ def configuration(
         num_stages=stages,
         # A program that keeps the memory processes many tiles; one that reads it again for each tile processes one.
         programs=min(tiles, HELD * machine.multiprocessors) if whole_row else tiles,
-        # By default ptxas fits a third program by spilling up to 24 bytes.
+        # By default ptxas fits a third program by spilling.
         shared_by=HELD if machine.architecture // 10 == 12 else None,
     )

@@ -51,21 +51,21 @@ _MULTIPROCESSORS = {80: 108, 90: 132, 100: 148, 120: 188}
 
 # y from x, and grad_x from grad if the gates need no gradient. Two accumulators: a product, and the sum of products.
 _FORWARD = {
-    # 227 µs on an H100; one program of 128 x 128 takes 236. 213 to 254 registers of 128 threads.
+    # 227 µs on an H100; one program of 128 x 128 takes 236 (benchmarks/results/gpu_tune.csv, as all times below).
     ("half", 90): Tile(128, 64, 128, 4, 1, 2),
     # The larger tile reads the rows half as often: at D = N = 512 and 1,024 it takes 4 % less time.
     ("wide half", 90): Tile(128, 128, 256, 8, 2),
-    # The product is in tensor memory: 222 to 255 registers.
+    # The product is in tensor memory.
     ("half", 100): Tile(128, 128, 256, 8, 2),
-    # Slices of 256 spill up to 80 bytes where a row has several.
+    # Slices of 256 spill where a row has several.
     ("wide half", 100): Tile(128, 128, 128, 8, 2),
-    # mma.sync keeps operands in registers too: 128 x 128 x 64 takes 250 to 255, this tile 166 to 194.
+    # mma.sync keeps operands in registers too, so 128 x 128 x 64 takes nearly all of them.
     ("half", 80): Tile(128, 64, 128, 8, 2),
     ("half", 120): Tile(128, 64, 128, 8, 2),
-    # One address per element: 128 columns spill 8 bytes on sm_90 with several passes, 128 rows as much on sm_100.
+    # One address per element: 128 columns spill on sm_90 with several passes, and 128 rows on sm_100.
     ("odd half", 80): Tile(128, 64, 64, 8, 2),
     ("odd half", 90): Tile(128, 64, 64, 8, 2),
-    # By default ptxas fits three programs by spilling 16 bytes with Triton 3.6.
+    # By default ptxas fits three programs by spilling with Triton 3.6.
     ("odd half", 100): Tile(64, 64, 64, 8, 2, all_registers=True),
     ("odd half", 120): Tile(128, 64, 64, 8, 2),
     ("tf32", 80): Tile(64, 64, 64, 8, 2, 2),
@@ -75,35 +75,36 @@ _FORWARD = {
     # Plain float32 has no matrix instruction. A second stage would leave registers for one program only, and a second
     # program hides more latency.
     ("ieee", 80): Tile(64, 64, 32, 8, 1, 2),
-    # Three products on matrix instructions, see `precision.py`: 1.1 ms on an H100. Without them it was 9.0.
+    # Three products on matrix instructions, see `precision.py`: 1.1 ms on an H100. Without them it was 9.0
+    # (benchmarks/results/gpu_ncu.csv).
     ("ieee", 90): Tile(128, 64, 32, 4, 1, 2),
-    # 64 columns spill 16 bytes with Triton 3.6.
+    # 64 columns spill with Triton 3.6.
     ("ieee", 100): Tile(64, 32, 32, 8, 2, 2),
-    # 64 rows take more than 128 registers if there are few rows, or spill 8 bytes if there are many.
+    # 64 rows take more than 128 registers if there are few rows, or spill if there are many.
     ("ieee", 120): Tile(32, 64, 32, 8, 2, 2),
 }
 
 # The same for several passes: y starts from the float32 sums of the earlier passes, which takes registers.
 _FORWARD_IN_PASSES = _FORWARD | {
-    # The tile for one pass spills 56 bytes.
+    # The tile for one pass spills.
     ("half", 90): Tile(128, 128, 256, 8, 2),
-    # Slices of 256 spill 40 bytes.
+    # Slices of 256 spill.
     ("half", 100): Tile(128, 128, 128, 8, 2),
 }
 
-# grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills 48 bytes on sm_90.
+# grad_x and grad_gates. Two accumulators and a tile of x: 128 x 128 spills on sm_90.
 _BACKWARD = {
     # 322 µs on an H100; one program of 128 x 64 takes 393.
     ("half", 90): Tile(64, 64, 256, 4, 2, 2),
-    # Two programs spill up to 40 bytes beyond 256 features. At D = N = 512 this tile takes a tenth less than the next.
+    # Two programs spill beyond 256 features. At D = N = 512 this tile takes a tenth less than the next.
     ("wide half", 90): Tile(64, 128, 256, 8, 2),
     ("half", 100): Tile(128, 64, 256, 8, 2),
     ("wide half", 100): Tile(128, 64, 128, 8, 2),
-    # 64 x 64 with four warps would fit two programs, but spills 32 bytes.
+    # 64 x 64 with four warps would fit two programs, but spills.
     ("half", 80): Tile(64, 64, 128, 8, 2),
     ("half", 120): Tile(64, 64, 128, 8, 2),
     ("odd half", 80): Tile(64, 64, 64, 8, 2),
-    # 128 rows spill 88 bytes; two stages spill 8 with Triton 3.6.
+    # 128 rows spill; two stages spill with Triton 3.6.
     ("odd half", 90): Tile(64, 64, 256, 8, 3),
     ("odd half", 100): Tile(64, 64, 64, 8, 2),
     ("odd half", 120): Tile(64, 64, 64, 8, 2),
@@ -111,7 +112,7 @@ _BACKWARD = {
     ("tf32", 90): Tile(64, 64, 64, 4, 3, 2),
     ("tf32", 100): Tile(64, 64, 64, 8, 2),
     ("tf32", 120): Tile(64, 64, 32, 8, 2),
-    # 102 to 104 registers; 64 x 32 spills 32 bytes on sm_90, 32 x 64 leaves room for only one program.
+    # 64 x 32 spills on sm_90, 32 x 64 leaves room for only one program.
     ("ieee", 80): Tile(32, 32, 32, 8, 2, 2),
     ("ieee", 90): Tile(64, 64, 32, 4, 2, 2),
     ("ieee", 100): Tile(32, 32, 32, 8, 2, 2),
@@ -119,21 +120,21 @@ _BACKWARD = {
 }
 
 _BACKWARD_IN_PASSES = _BACKWARD | {
-    # The tile for one pass spills 8 bytes with Triton 3.9.
+    # The tile for one pass spills with Triton 3.9.
     ("half", 90): Tile(64, 128, 256, 8, 2),
-    # Slices of 256 spill 24 bytes at k = 8.
+    # Slices of 256 spill at k = 8.
     ("half", 100): Tile(128, 64, 128, 8, 2),
 }
 
 # Partial sums of grad_weight: tile over (N, D), slice over rows.
 _WEIGHT = {
-    # 217 to 255 registers, 192 KB. The fourth stage takes a fifth less time than two (H100).
+    # Four stages take a fifth less time than two (H100).
     ("half", 90): Tile(128, 256, 64, 8, 4),
-    # 128 x 256 spills 56 bytes with slices of 64 rows.
+    # 128 x 256 spills with slices of 64 rows.
     ("half", 100): Tile(128, 128, 64, 8, 4),
     ("half", 80): Tile(128, 128, 32, 8, 4),
     ("half", 120): Tile(128, 128, 32, 8, 4),
-    # 177 to 252 registers. Other architectures use the tile for aligned rows.
+    # Other architectures use the tile for aligned rows.
     ("odd half", 80): Tile(64, 128, 64, 8, 3),
     ("odd half", 90): Tile(128, 128, 64, 8, 3),
     ("tf32", 80): Tile(64, 128, 32, 8, 3, 2),
@@ -141,9 +142,9 @@ _WEIGHT = {
     ("tf32", 100): Tile(64, 128, 32, 8, 3, 2),
     ("tf32", 120): Tile(64, 128, 32, 8, 3),
     # A slice is summed by itself before it is added. 32 rows per slice keep a share's sum of slices short
-    # (tests/rbm_kernels/test_expert_matmul_accuracy.py measures the error). 80 to 114 registers, 44 KB.
+    # (tests/rbm_kernels/test_expert_matmul_accuracy.py measures the error).
     ("ieee", 80): Tile(64, 64, 32, 8, 3, 2),
-    # 128 x 64 with four warps takes 1.49 ms on an H100 instead of 1.56, but spills 8 bytes with Triton 3.9.
+    # 128 x 64 with four warps takes 1.49 ms on an H100 instead of 1.56, but spills with Triton 3.9.
     ("ieee", 90): Tile(128, 128, 32, 8, 1),
     ("ieee", 100): Tile(64, 64, 32, 8, 3, 2),
     ("ieee", 120): Tile(64, 64, 32, 8, 3, 2),
@@ -179,7 +180,7 @@ def precision_of(x: Tensor) -> str:
 _WASTE = {"half": 2**31, "tf32": 2**31, "ieee": 2**27}
 # Rows up to which the weight's gradient reads all rows for every expert, in one launch instead of four and a running
 # sum. Replayed on an H100, 64 rows take 10 µs instead of 19, 256 take 32 instead of 21, and 2,704 take 324 instead of
-# 46 (bfloat16, D = N = 256).
+# 45 (gpu_ordering.csv, bfloat16, D = N = 256).
 _FEW_ROWS = 256
 # Up to this number of multiply-adds for experts that rows do not use.
 _MOST_WASTE = 2**32

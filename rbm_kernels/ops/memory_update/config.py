@@ -45,20 +45,19 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
     """Choose by shape, dtype and the machine's number of multiprocessors."""
     half = dtype in (torch.float16, torch.bfloat16)
     # There is room for 16 rows of half precision next to the sums of 32 experts, and for 32 rows next to those of 16.
-    # The latter takes 0.57 of the instructions per row (float16 on sm_120), and reads rows through L2 twice as often.
+    # The latter takes fewer instructions per row, and reads rows through L2 twice as often.
     block_e = min(8 if dtype == torch.float64 else 16 if half else 32, max(8, next_power_of_2(num_experts)))
     if dtype == torch.float64:
         # Without tensor cores all products of a tile are in registers.
         block_m, widest = 8, 64
     else:
         # More rows per tile share the work on weights. But 32 rows spill in float32, and at odd widths, where each
-        # element has its own address: up to 88 bytes with Triton 3.6. There, a row takes as many instructions in
-        # either case.
+        # element has its own address. There, a row takes as many instructions in either case.
         block_m, widest = 32 if rows > 2048 and half and features % 8 == 0 else 16, 256
     block_d = max(16, min(widest, next_power_of_2(features)))
     # The sums of 32 experts fill the registers of twice the warps, so only one program fits on a multiprocessor.
     num_warps, programs = (4, 2) if block_e <= 16 else (8, 1)
-    # On sm_100, loading float32 rows while others are added spills 8 bytes with Triton 3.6.
+    # On sm_100, loading float32 rows while others are added spills with Triton 3.6.
     waits = machine.architecture // 10 == 10 and dtype == torch.float32 and features <= block_d and block_e <= 16
     tiles = max(1, -(-features // block_d)) * -(-num_experts // block_e)
     # A single wave, so that there are few partial results (E D numbers per share).
@@ -71,7 +70,7 @@ def configuration(rows: int, features: int, num_experts: int, dtype: torch.dtype
         num_warps,
         num_stages=1 if waits else 2,
         programs=programs,
-        # By default ptxas fits four programs in bfloat16 by spilling 8 bytes.
+        # By default ptxas fits four programs in bfloat16 by spilling.
         shared_by=programs if machine.architecture // 10 == 10 else None,
         tiles=tiles,
         shares=shares,

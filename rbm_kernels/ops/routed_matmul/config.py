@@ -47,10 +47,10 @@ def choose_tile(
     while block_n < 64 and row_tiles * -(-out_features // block_n) > 2 * machine.multiprocessors:
         block_n *= 2
     # A slice of the weights is 8 KB: a whole row of 256 features in half precision, so that x is read once. Wide
-    # float32 tiles use half of that: 16 rows by 64 columns by 32 features spill 16 bytes on sm_80.
+    # float32 tiles use half of that: 16 rows by 64 columns by 32 features spill on sm_80.
     block_k = ((64 if block_n > 16 else 128) if single else 256) * 16 // block_n
-    # There are fewer programs than multiprocessors, but ptxas fits several into one by spilling up to 16 bytes: from
-    # sm_100 on at even widths, before it in float32. In the other cases, all registers let it hoist more, and spill.
+    # There are fewer programs than multiprocessors, but ptxas fits several into one by spilling: from sm_100 on at even
+    # widths, before it in float32. In the other cases, all registers let it hoist more, and spill.
     alone = in_features % 8 == 0 if machine.architecture >= 100 else single
     # 128 experts by 64 features spill in bfloat16, 8 experts by 64 features on sm_80 in float32 at D = 8,415.
     block_d = min(32 if single else 256, 4096 // block_e)

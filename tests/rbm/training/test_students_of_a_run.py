@@ -89,7 +89,7 @@ def test_the_kept_one_needs_no_name(whole):
 
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_a_student_loaded_in_inference_mode_runs_as_one_operator(whole, quantize):
-    """Its separate layers, with experts folded at each call, took 45 times as long for one row."""
+    """Its separate layers, with experts folded at each call, took much longer for one row."""
     with torch.inference_mode():
         student = rbm.load(whole[1], method="rbm", quantize=quantize, quiet=True)
         student(torch.zeros(1, student.in_channels))
