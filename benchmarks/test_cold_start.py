@@ -12,7 +12,7 @@ from benchmarks.measure.pace import SMOKE, Pace
 from benchmarks.measure.shapes import DEVICE, Shape
 
 SHAPE = Shape(64)
-# Factor by which a process may exceed the time of a comparison: compiling takes half a minute on two cores.
+# Factor by which a process may exceed the time of a comparison: compiling takes long.
 STARTS = 6
 START = "import torch; x = torch.randn({rows}, {features}, device='{device}', requires_grad={training}); "
 LAYERS = {

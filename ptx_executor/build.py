@@ -18,7 +18,7 @@ _FLAGS = ["-O2", "-std=c++20", "-fwrapv", "-Wall", "-Wextra"]
 
 @cache
 def core() -> ModuleType:
-    """The extension. Compiling it takes half a minute; two processes do not compile it at the same time."""
+    """The extension. Two processes do not compile it at the same time."""
     import torch
     from torch.utils import cpp_extension
 

@@ -1,9 +1,9 @@
 """Counts the experts that a tile of ordered rows needs: the data for ``expert_matmul``'s rule for many experts.
 
 ``python -m benchmarks.compiled.count_unions [OUT.csv]`` writes ``benchmarks/results/unions.csv``; it needs no GPU and
-takes about ten minutes. There is one row for each routing, shape and ordering, with the sum of the mean unions of all
-passes: the number of experts that a row is multiplied with. ``predicted`` is the estimate of the rule, and ``chosen``
-tells whether the rule chooses that number of passes.
+takes minutes. There is one row for each routing, shape and ordering, with the sum of the mean unions of all passes: the
+number of experts that a row is multiplied with. ``predicted`` is the estimate of the rule, and ``chosen`` tells whether
+the rule chooses that number of passes.
 """
 
 import csv

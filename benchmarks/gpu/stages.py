@@ -27,8 +27,8 @@ _TOLERANT = ("-W", "default")
 def smoke(run: Run, step: Step) -> bool:
     """Every operator at a few shapes, each in a separate process: does it launch, terminate, and compute correctly?
 
-    It takes a minute and runs before the tests, so that general problems are found while there is time to fix them. If
-    no case is right, in this call or an earlier one, the call ends here: time on a lent GPU is short.
+    It runs before the tests, so that general problems are found while there is time to fix them. If no case is right,
+    in this call or an earlier one, the call ends here: time on a lent GPU is short.
     """
     from benchmarks.gpu.sanitized_cases import CASES, MANY_ROWS  # loads the libraries, which are built by now
 
