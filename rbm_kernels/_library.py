@@ -140,7 +140,7 @@ def implement_autograd(name: str, backward: Callable, save: Callable, formula: C
     is disabled in a formula, except under ``torch.func``, which enables it again for each operator.
 
     ``torch.library.register_autograd`` would be simpler, but it passes every default to ``save``, and looking those up
-    in the schema takes 27 µs per forward call, more than the rest of its work.
+    in the schema takes longer than the rest of its work.
     """
     operator = getattr(torch.ops.rbm, name).default
 
@@ -233,7 +233,7 @@ def inference_call(name: str, check: Callable, *, refuses: bool = False) -> Call
             a batch of ``vmap`` hides whether it requires a gradient.
     """
     packet = getattr(torch.ops.rbm, name)
-    operator = packet.default._op  # the overload's own function: the object around it costs about 0.1 µs per call
+    operator = packet.default._op  # the overload's own function: the object around it costs time in every call
 
     def call(*args) -> Tensor:
         try:

@@ -70,7 +70,7 @@ def decode(body: bytes | bytearray, served: ServedStudent, limits: Limits) -> Te
 
 
 def _json(body: bytes | bytearray, served: ServedStudent, limits: Limits) -> tuple[np.ndarray, Any]:
-    # Checked before parsing: a list takes 20 times the memory of the text "[],", and seconds of garbage collection.
+    # Checked before parsing: a list takes much more memory than the text "[],", and slows down garbage collection.
     if body.count(b"[") + body.count(b"{") > 1 + _LISTS_A_ROW * (limits.rows + 1):
         raise RefusedError(413, f"the body has lists for more than {limits.rows} rows, the most of one request")
     try:

@@ -1,10 +1,9 @@
 """Tiles of the kernels: a table by machine and precision, adjusted to the shape. Nothing is tuned at run time.
 
 The tiles of sm_90 are the fastest of those that were timed on an H100 (benchmarks/results/gpu_tune.csv), except for
-odd widths, which were not timed. Numbers of registers were read from compiled code (``python -m
-benchmarks.compiled.static_report``, Triton 3.9, D = N = 256, E = 8, k = 3). A multiprocessor has 65,536 registers, so
-two programs of 256 threads fit if each thread has at most 128 registers. ``python -m benchmarks.tuning.tune`` times
-other tiles and prints rows for the tables.
+odd widths, which were not timed. ``python -m benchmarks.compiled.static_report`` lists the registers of each. A
+multiprocessor has 65,536, so two programs of 256 threads fit if each thread has at most 128. ``python -m
+benchmarks.tuning.tune`` times other tiles and prints rows for the tables.
 
 A slice of the rows is kept in shared memory, with as many features as fit next to two slices of the weights, because
 loads pause at the end of each slice. Rows of odd width are read element by element, each with its own address and mask.

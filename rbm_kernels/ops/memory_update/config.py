@@ -1,8 +1,6 @@
 """Configurations of the Triton kernels of the memory update by shape. Comments give the reasons.
 
-Times are in README.md. Counted from machine code (Triton 3.9, D = 256, E = 8, k = 3): a row takes 76 instructions in
-bfloat16 for sm_90 and 98 for sm_80, 103 and 157 in float16, 252 and 257 in float32. An H100 can issue 110 while it
-reads a 16-bit row, and 220 while it reads a float32 row. So half precision is limited by memory, float32 by issue.
+Times, and the instructions of a row, are in README.md: half precision is limited by memory, float32 by issue.
 """
 
 from typing import NamedTuple
