@@ -1,4 +1,4 @@
-"""Configurations of the kernel by shape, and its largest batch. Comments give the reasons; no time was measured."""
+"""Configurations of the kernel by shape, and its largest batch. Comments give the reasons; they are not timings."""
 
 from typing import NamedTuple
 
