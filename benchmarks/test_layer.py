@@ -18,8 +18,6 @@ from rbm_kernels.ops.expert_matmul import cost
 ROWS = (1, 8, 64, 4096, 65536) if not HERE.is_gpu else (REFERENCE.rows, 1, 64, CORA, COAUTHOR_CS)
 LAYERS = {"rbm": FusedRbMLayer, "eager": ReferenceRbMLayer, "split": SplitRbMLayer, "sorted": SortedRbMLayer}
 WORKLOADS = [Workload(Shape(rows), precision) for rows in ROWS for precision in PRECISIONS if precision != "float16"]
-if not HERE.is_gpu:
-    WORKLOADS = [workload for workload in WORKLOADS if workload.precision == "float32"]
 
 
 # With more rows a whole step takes seconds on a CPU, and adds nothing to the results of forward and backward.

@@ -17,7 +17,7 @@ from benchmarks.measure.device import HERE
 from benchmarks.measure.harness import Call, Results, Timing, buffer_sets, interleave, relative_error
 from benchmarks.measure.pace import SMOKE, Pace
 from benchmarks.measure.precision import DTYPES, multiplying_as
-from benchmarks.measure.shapes import DEVICE, MOST, PRECISIONS, Workload, for_this_machine
+from benchmarks.measure.shapes import DEVICE, MOST, Workload, for_this_machine
 from rbm_kernels.cost import Cost
 
 # Errors that are always allowed, even if eager PyTorch's are smaller: the norm of the difference over the norm of the
@@ -102,7 +102,7 @@ class Suite:
         (the order of rows only has int32).
         """
         shape, precision, routing = self.workload.shape, self.workload.precision, self.workload.routing
-        chosen = shape == for_this_machine(MOST)[0] or (self.operator == "layer" and precision == PRECISIONS[0])
+        chosen = shape == for_this_machine(MOST)[0] or self.operator == "layer"
         worth = not HERE.is_gpu or precision in ("bfloat16", "int32")
         return self.seconds >= SMOKE and routing == "uniform" and chosen and worth and self.may_compile
 

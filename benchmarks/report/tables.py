@@ -50,11 +50,13 @@ def headed(name: str) -> str:
     return {"eager compiled": "compiled", "tuned compiled": "tuned"}.get(name, name)
 
 
-def cpu_layer(*, memory_kept: bool, path: Path | None = None, peers: Sequence[str] = PEERS) -> str:
+def cpu_layer(
+    *, memory_kept: bool, path: Path | None = None, peers: Sequence[str] = PEERS, dtype: str = "float32"
+) -> str:
     cpu, table = layer_figures(memory_kept=memory_kept, path=path), []
     for metric in ("forward", "forward + backward", "training step"):
         for rows in (1, 8, 64, 4096, 65536):
-            cells = cpu.cells(peers, "layer", Shape(rows), metric, dtype="float32")
+            cells = cpu.cells(peers, "layer", Shape(rows), metric, dtype=dtype)
             if cells[0]:
                 table.append([metric, f"{rows:,}", *cells])
     return markdown(["", "rows", "`rbm`", *map(headed, peers)], table)
@@ -250,6 +252,7 @@ def gpu_kernels(path: Path | None = None) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline.table,
     "cpu-layer": partial(cpu_layer, memory_kept=True),
+    "cpu-layer-bfloat16": partial(cpu_layer, memory_kept=True, dtype="bfloat16"),
     "cpu-layer-avx2": partial(cpu_layer, memory_kept=True, path=LAYER_AVX2, peers=OF_EXPERTS[:2]),
     "cpu-layer-faults": partial(cpu_layer, memory_kept=False),
     "cpu-ceiling": cpu_ceiling,
