@@ -15,6 +15,7 @@ from rbm.nn.sparse_rows import to_dense
 from rbm.nn.students import MixtureStudent
 from rbm.training.metrics import purity
 from rbm.utils.chunks import drawn_rows
+from rbm_kernels.ops.cosine_topk.reference import unit
 
 MOST_NODES = 20_000
 MOST_POINTS = 600
@@ -108,14 +109,15 @@ def _plane(seen: Tensor, top: Tensor, labels: Tensor, memory: Tensor | None, see
     from threadpoolctl import threadpool_limits
 
     drawn = drawn_rows(len(seen), MOST_POINTS, seed)
-    unit = F.normalize(seen[drawn], dim=1).numpy()
-    parts = min(2, *unit.shape)
-    with threadpool_limits(limits=1):
-        pca = PCA(parts, svd_solver="full" if min(unit.shape) < 500 else "randomized", random_state=seed)
-        points = pca.fit_transform(unit)
+    rows = unit(seen[drawn]).numpy()
+    parts = min(2, *rows.shape)
+    # Equal rows have no variance, of which PCA takes shares.
+    with threadpool_limits(limits=1), np.errstate(invalid="ignore"):
+        pca = PCA(parts, svd_solver="full" if min(rows.shape) < 500 else "randomized", random_state=seed)
+        points = pca.fit_transform(rows)
     total = np.nan_to_num(pca.explained_variance_ratio_)
     has_memory = memory is not None and memory.dim() == 2 and memory.shape[1] == seen.shape[1]
-    marks = pca.transform(F.normalize(memory.float().cpu(), dim=1).numpy()) if has_memory else []
+    marks = pca.transform(unit(memory.float().cpu()).numpy()) if has_memory else []
     return {
         "width": seen.shape[1],
         "shown": len(drawn),

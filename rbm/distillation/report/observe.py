@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.metrics import confusion_matrix, f1_score, recall_score
+from sklearn.metrics import f1_score, recall_score
 from torch import Tensor, nn
 
 from rbm.datasets.splits import GraphSplit
@@ -103,8 +103,13 @@ def figures(probabilities: np.ndarray, labels: np.ndarray, classes: int) -> dict
         "log_loss": round(float(-np.log(np.maximum(of_label, 1e-12)).mean()), 5),
         "ece": round(sum(bin_["nodes"] * abs(bin_["accuracy"] - bin_["confidence"]) for bin_ in bins) / len(labels), 5),
         "bins": bins,
-        "confusion": confusion_matrix(labels, answers, labels=range(classes)).tolist(),
+        "confusion": _confusion(labels, answers, classes).tolist(),
     }
+
+
+def _confusion(labels: np.ndarray, answers: np.ndarray, classes: int) -> np.ndarray:
+    """Counts ``[C, C]`` of nodes by true and predicted class. scikit-learn's function warns of a single class."""
+    return np.bincount(labels * classes + answers, minlength=classes**2).reshape(classes, classes)
 
 
 def _test_nodes(split: GraphSplit, seed: int) -> tuple[Tensor, int]:

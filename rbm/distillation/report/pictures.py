@@ -18,9 +18,10 @@ from rbm.distillation.summary import chosen_epochs
 from rbm.training.metrics import expert_loads
 from rbm.training.run_files import list_file
 from rbm.utils import figures
-from rbm.utils.chunks import drawn_rows
+from rbm.utils.chunks import drawn_rows, rows_not_finite
 
 _PHASE_COLORS = {"teacher": figures.ORANGE, "mlp": figures.GREEN, "rbm": figures.BLUE, "labels": figures.RED}
+_LONGEST = 1e15
 
 
 @torch.no_grad()
@@ -211,7 +212,7 @@ def plot_router_inputs(
         title: heading.
 
     Raises:
-        ValueError: the shapes do not match, or there are no rows.
+        ValueError: the shapes do not match, there are no rows, or a row is not finite.
     """
     num_rows = inputs.size(0)
     if inputs.dim() != 2 or num_rows == 0:
@@ -219,6 +220,11 @@ def plot_router_inputs(
     for name, values in (("top_expert", top_expert), ("labels", labels)):
         if values.shape != (num_rows,):
             raise ValueError(f"{name}: got shape {list(values.shape)}, expected [{num_rows}], one value a row")
+    if len(odd := rows_not_finite(inputs.detach())):
+        raise ValueError(
+            f"inputs: {len(odd)} of {num_rows} rows hold NaN or infinity (the first is row {int(odd[0])}), expected"
+            " finite numbers; features of a smaller scale help, such as (x - mean) / std"
+        )
     rows = drawn_rows(num_rows, max_points, seed)
     points = _embed_in_plane(inputs.detach().float().cpu()[rows].numpy(), seed)
     figure, panels = figures.new(10.5, 5.2, 2)
@@ -242,8 +248,11 @@ def _embed_in_plane(rows: np.ndarray, seed: int) -> np.ndarray:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
+    if (largest := np.abs(rows).max()) > _LONGEST:  # squares would overflow; the map does not depend on the scale
+        rows = rows * (_LONGEST / largest)
     if rows.shape[1] > 50:  # distances hardly change, and t-SNE's neighbour search becomes several times faster
-        rows = PCA(min(50, len(rows)), random_state=seed).fit_transform(rows)
+        with np.errstate(invalid="ignore"):  # equal rows have no variance, of which PCA takes shares
+            rows = PCA(min(50, len(rows)), random_state=seed).fit_transform(rows)
     perplexity = min(30.0, (len(rows) - 1) / 3.0)
     # One thread makes the picture reproducible. Two cores gain little, and busy cores can cost minutes.
     with threadpool_limits(limits=1):

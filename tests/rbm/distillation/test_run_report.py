@@ -16,7 +16,7 @@ from browser import browser, programs
 
 import rbm
 from rbm.config import Config
-from rbm.distillation.report import charts, compare, page, pictures, svg, tables
+from rbm.distillation.report import charts, compare, experts, page, pictures, svg, tables
 from rbm.distillation.report import observe as observing
 from rbm.distillation.report.finished import read_distillation
 from rbm.distillation.report.pictures import write_representation
@@ -138,6 +138,22 @@ class _Page(HTMLParser):
         for name in ("src", "href", "xlink:href"):
             if not given.get(name, "#").startswith(("#", "data:")):
                 self.fetched.append(given[name])
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_plane_of_equal_or_long_rows():
+    top, labels = torch.arange(9) % 2, torch.arange(9) % 3
+    assert experts._plane(torch.ones(9, 4), top, labels, None, 0)["explained"] == [0.0, 0.0]
+    rows = torch.randn(9, 4)
+    short, long = (experts._plane(seen, top, labels, rows[:2], 0) for seen in (rows, rows * 1e37))
+    np.testing.assert_allclose(long["points"], short["points"], atol=2e-4)
+
+
+@pytest.mark.filterwarnings("error")
+def test_figures_of_a_single_class():
+    figures = observing.figures(np.ones((4, 1)), np.zeros(4, int), 1)
+    assert figures["confusion"] == [[4]]
+    assert figures["macro_f1"] == figures["balanced"] == 1
 
 
 def test_the_page_stands_alone(made):

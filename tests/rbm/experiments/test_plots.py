@@ -184,9 +184,10 @@ def test_router_inputs_repeat_and_are_thinned(tmp_path, figures):
     assert sum(map(len, groups(figures[0].axes[1]).values())) == 20
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("rows", [1, 2, 3, 7])
-def test_few_or_equal_router_inputs(tmp_path, figures, rows):
-    for inputs in (torch.zeros(rows, 1), torch.randn(rows, 80)):
+def test_few_or_equal_or_long_router_inputs(tmp_path, figures, rows):
+    for inputs in (torch.zeros(rows, 1), torch.ones(rows, 80), torch.randn(rows, 80), torch.randn(rows, 80) * 1e37):
         pictures.plot_router_inputs(inputs, torch.zeros(rows).long(), torch.arange(rows), tmp_path / "tsne.png")
         assert_picture(tmp_path / "tsne.png")
     for figure in figures:
@@ -208,6 +209,7 @@ def test_many_classes_keep_apart(tmp_path, figures):
         (torch.ones(0, 3), torch.ones(0), r"inputs: got shape \[0, 3\]"),
         (torch.ones(4), torch.ones(4), r"inputs: got shape \[4\]"),
         (torch.ones(4, 2), torch.ones(3), r"top_expert: got shape \[3\], expected \[4\]"),
+        (torch.tensor([[1.0], [torch.nan]]), torch.ones(2), r"inputs: 1 of 2 rows hold NaN .*the first is row 1"),
     ],
 )
 def test_bad_router_inputs(tmp_path, inputs, experts, message):
