@@ -104,7 +104,7 @@ def parse_yaml(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _count_nodes(node, {})
+        _count_nodes(node, {}, loader)
         return loader.construct_document(node)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -117,15 +117,15 @@ def parse_own_yaml(text: str) -> Any:
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
+def _count_nodes(node: yaml.Node, known: dict[int, int], loader: yaml.SafeLoader) -> int:
     """The number of values in a node with all aliases expanded: a few lines of aliases may expand to billions."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
         known[id(node)] = 0  # being counted
-        _check_keys(node)
+        _check_keys(node, loader)
         parts = itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
-        known[id(node)] = 1 + sum(_count_nodes(part, known) for part in parts)
+        known[id(node)] = 1 + sum(_count_nodes(part, known, loader) for part in parts)
     if known[id(node)] == 0:
         raise ValueError("an alias refers to the value that contains it")
     if known[id(node)] > _MOST_VALUES:
@@ -133,18 +133,18 @@ def _count_nodes(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def _check_keys(node: yaml.Node) -> None:
+def _check_keys(node: yaml.Node, loader: yaml.SafeLoader) -> None:
     """Raise if a mapping has a key twice: PyYAML would take the last value, and leave the first out silently."""
-    first: dict[tuple[str, str], int] = {}
+    first: dict[Any, tuple[str, int]] = {}
     for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
         if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
             continue
-        line = key.start_mark.line + 1
-        if (key.tag, key.value) in first:
-            raise ValueError(
-                f"the key {key.value} is in line {first[key.tag, key.value]} and again in line {line}; keep one of them"
-            )
-        first[key.tag, key.value] = line
+        value, line = loader.construct_object(key), key.start_mark.line + 1
+        if value in first:
+            name, before = first[value]
+            same = "" if name == key.value else f" as {key.value}, which is the same"
+            raise ValueError(f"the key {name} is in line {before} and again in line {line}{same}; keep one of them")
+        first[value] = key.value, line
 
 
 def first_line(error: Exception) -> str:

@@ -106,6 +106,7 @@ NO_YAML = {
     "large": ("a: " + "x" * 2**23, "bytes, expected at most"),
     "twice": ("a: {lr: 1}\nb: 2\na: {decay: 1}", "the key a is in line 1 and again in line 3; keep one of them"),
     "twice below": ("a:\n  lr: 1\n  lr: 2", "the key lr is in line 2 and again in line 3"),
+    "twice in two spellings": ("yes: 1\ntrue: 2", "the key yes is in line 1 and again in line 2 as true, which is the"),
     "control": ("a: \x00", "special characters are not allowed"),
 }
 
