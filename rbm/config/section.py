@@ -114,7 +114,10 @@ def _hint(section: Any, name: str, path: str) -> str:
 
 def shown(value: Any) -> str:
     """A value as shown in messages, truncated if long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of thousands of digits, which YAML may read from 0xfff...
+        return "a number of thousands of digits"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 

@@ -20,7 +20,7 @@ from rbm.config.newer import (
     TreesConfig,
     VQGraphConfig,
 )
-from rbm.config.section import Section, section, updated
+from rbm.config.section import Section, section, shown, updated
 from rbm.utils.files import parse_yaml, read_yaml
 
 Setting = Literal["transductive", "inductive"]
@@ -164,11 +164,11 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not (equals and key.strip()):
-            raise ValueError(f"{assignment!r} is no assignment, expected SECTION.KEY=VALUE, such as rbm.lr=0.005")
+            raise ValueError(f"{shown(assignment)} is no assignment, expected SECTION.KEY=VALUE, such as rbm.lr=0.005")
         try:
             values[key.strip()] = parse_yaml(value)
         except ValueError as error:
-            raise ValueError(f"{assignment!r} has a value that is not valid YAML: {error}") from error
+            raise ValueError(f"{shown(assignment)} has a value that is not valid YAML: {error}") from error
     return nested(values)
 
 

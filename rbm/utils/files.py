@@ -78,8 +78,8 @@ def read_json(path: Path | str, what: str = "") -> dict[str, Any]:
         content = json.loads(read_text(path, what, most=_MOST_DESCRIPTION))
     except RecursionError as error:
         raise ValueError(f"{name} is nested too deeply") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{name} is not valid JSON: {error}") from error
+    except ValueError as error:  # also for a whole number of thousands of digits
+        raise ValueError(f"{name} is not valid JSON: {_message(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{name} holds {type(content).__name__}, expected names and values")
     return content
@@ -109,7 +109,13 @@ def parse_yaml(text: str) -> Any:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except Exception as error:  # for example, a string with the tag "!!int" may raise nearly anything
-        raise ValueError(str(error)) from error
+        raise ValueError(_message(error)) from error
+
+
+def _message(error: Exception) -> str:
+    """The message of a parser. On a whole number of thousands of digits, Python's own advises to change Python."""
+    text = str(error)
+    return "it has a whole number of thousands of digits" if "integer string conversion" in text else text
 
 
 def parse_own_yaml(text: str) -> Any:

@@ -132,6 +132,10 @@ def test_assignments():
         parse_assignments(["rbm.lr"])
     with pytest.raises(ValueError, match=r"'=3' is no assignment, expected SECTION.KEY=VALUE"):
         parse_assignments(["=3"])
+    with pytest.raises(ValueError, match=r"'seed=9{194}... has a value .* a whole number of thousands of digits$"):
+        parse_assignments(["seed=" + "9" * 5000])
+    with pytest.raises(ValueError, match=r"^seed is a number of thousands of digits, expected between 0 and"):
+        Config().updated(parse_assignments(["seed=0x" + "f" * 5000]))
     with pytest.raises(ValueError, match=r"'rbm.lr=\[' has a value that is not valid YAML"):
         parse_assignments(["rbm.lr=["])
 

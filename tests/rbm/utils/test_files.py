@@ -8,7 +8,16 @@ import pytest
 import yaml
 
 import rbm
-from rbm.utils.files import append_csv, parse_own_yaml, parse_yaml, read_csv, read_yaml, same_file, write_atomically
+from rbm.utils.files import (
+    append_csv,
+    parse_own_yaml,
+    parse_yaml,
+    read_csv,
+    read_json,
+    read_yaml,
+    same_file,
+    write_atomically,
+)
 
 
 def test_a_folder_is_refused_before_anything_is_written(tmp_path):
@@ -99,7 +108,7 @@ NO_YAML = {
     "aliases": (LAUGHS, "expands to more than 65,536 values"),
     "circle": ("a: &a [*a]", "an alias refers to the value that contains it"),
     "date": ("a: 2024-13-45", "month must be in"),
-    "number": ("a: " + "9" * 5000, "not valid YAML"),
+    "number": ("a: " + "9" * 5000, "not valid YAML: it has a whole number of thousands of digits$"),
     "tag": ("a: !!int ''", "not valid YAML"),
     "code": ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
     "latin": ("a: \xe9", "is not text in UTF-8"),
@@ -109,6 +118,21 @@ NO_YAML = {
     "twice in two spellings": ("yes: 1\ntrue: 2", "the key yes is in line 1 and again in line 2 as true, which is the"),
     "control": ("a: \x00", "special characters are not allowed"),
 }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": ' + "9" * 5000 + "}", "is not valid JSON: it has a whole number of thousands of digits"),
+        ('{"a": ', "is not valid JSON: Expecting value"),
+        ("[" * 50_000, "is nested too deeply"),
+        ("[1]", "holds list, expected names and values"),
+    ],
+)
+def test_json_that_is_none(tmp_path, text, message):
+    (tmp_path / "own.json").write_text(text)
+    with pytest.raises(ValueError, match=f"^settings .*own.json {message}"):
+        read_json(tmp_path / "own.json", "settings")
 
 
 @pytest.mark.parametrize("name", NO_YAML)
