@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rbm.datasets.readers.parquet import TextColumnError, check_columns, is_list, numbers
-from rbm.datasets.readers.text import is_number
+from rbm.datasets.readers.text import first_line_fault, is_blank, is_number
 from rbm.utils.files import optional, read_json
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def read_edges(path: Path, ids: NodeIds) -> Tensor:
     Raises:
         ValueError: another number of columns, or most edges have an unknown id.
     """
-    if not path.stat().st_size:
+    if is_blank(path):
         return torch.empty(2, 0, dtype=torch.int64)
     columns = _texts(path)
     if len(columns) != 2:
@@ -313,7 +313,7 @@ def column_names(path: Path) -> list[str]:
     try:
         return [name.strip() for name in next(csv.reader([line], delimiter=_separator(line)), [])]
     except csv.Error as error:
-        raise ValueError(f"{path} is no table: line 1: {error}") from error
+        raise ValueError(f"{path} is no table: {first_line_fault(line, error)}") from error
 
 
 def _first_line(path: Path) -> str:

@@ -20,6 +20,11 @@ CHUNK_BYTES = 2**24
 _LONGEST_LINE = 2**28
 _EMPTY = "line {} is empty, expected numbers; remove it, or write the missing row"
 
+_BARE_RETURN = (
+    "line 1 has a carriage return inside, expected lines that end in line feeds; save the file with the line ends of"
+    " Unix or Windows"
+)
+
 _TO_SPACES = bytes.maketrans(b",\t\r\n", b"    ")
 _NO_SEPARATORS = bytes(set(range(256)) - set(b",\n"))
 _GAPS = {b"na", b"n/a", b"#n/a", b"null", b"none", b"?", b"-"}
@@ -72,6 +77,7 @@ def read_chunks(path: Path, dtype: type, *, columns: int | None = None, header: 
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, text in enumerate(_lines(file)):
                 if number == 0:
+                    _check_returns(text)
                     text = text.removeprefix(codecs.BOM_UTF8)  # otherwise the first line would be taken for a header
                     if header:
                         text, names = _without_header(text)
@@ -104,6 +110,23 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
             yield whole
     if rest := rest.rstrip():
         yield rest
+
+
+def is_blank(path: Path) -> bool:
+    """Whether a file has nothing but blanks and line ends."""
+    with path.open("rb") as file:
+        return not any(block.strip() for block in iter(lambda: file.read(CHUNK_BYTES), b""))
+
+
+def first_line_fault(line: str, error: Exception) -> str:
+    """What keeps Python's reader from dividing the first line of a ``.csv`` into fields."""
+    return _BARE_RETURN if "\r" in line else f"line 1: {error}"
+
+
+def _check_returns(text: bytes) -> None:
+    """Raise ValueError if lines end in carriage returns alone: the table would be one line."""
+    if b"\r" in text.partition(b"\n")[0].rstrip():
+        raise ValueError(_BARE_RETURN)
 
 
 def _without_header(text: bytes) -> tuple[bytes, int | None]:

@@ -143,6 +143,7 @@ FAULTS = {
         r"line 10 is '1,2,3,x,5,6', expected numbers",
     ),
     "pandas.csv": (lambda p, x: p.write_text("0,1,2,3,4,5\n" + "1,2,3,4,5,6\n" * 9), r"line 1 counts 0, 1, 2 to 5, "),
+    "returns.csv": (lambda p, x: p.write_bytes(b"a,b,c,d,e,f\r1,2,3,4,5,6\r"), r"line 1 has a carriage return inside"),
     "empty.csv": (lambda p, x: p.write_text(""), r"it holds no row"),
     "names.parquet": (lambda p, x: save_parquet(p, x.astype(str)), r"its column 'f0' is string, not numbers"),
     "pandas.parquet": (
