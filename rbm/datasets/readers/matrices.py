@@ -1,10 +1,11 @@
-"""Checks of sparse matrices from files: SciPy and PyTorch would access memory wherever invalid indices point."""
+"""Checks of matrices from files: SciPy and PyTorch would access memory wherever invalid indices point."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 from torch import Tensor
 
 from rbm.utils.arrays import check_memory
@@ -20,6 +21,12 @@ _ARRAYS = {
 SPARSE_NAMES = ("format", "shape", "data", *sorted({name for names in _ARRAYS.values() for name in names}))
 # Rows, columns and entries are later counted in int32, see rbm.nn.sparse_rows.SparseRows.
 _MOST = 2**31 - 1
+_NUMBERS = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+# Those that PyTorch hardly computes with; NumPy converts them.
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def check_compressed(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> None:
@@ -54,6 +61,23 @@ def csr_from_tensor(matrix: Tensor) -> Tensor:
     parts = (matrix.values(), matrix.col_indices(), matrix.crow_indices())
     check_compressed(*(part.detach().numpy() for part in parts), _shape(matrix.shape))
     return matrix
+
+
+def check_tensor(value: Tensor, where: str, sparse: bool) -> None:
+    """Raise ValueError unless a tensor of a graph holds real numbers in memory, dense or, with ``sparse``, as CSR."""
+    known = (*_NUMBERS, *UNSIGNED) if value.layout == torch.strided else _NUMBERS
+    if value.dtype not in known or value.device.type != "cpu" or not (sparse or value.layout == torch.strided):
+        kind = f"{value.dtype}, {value.layout}, on device {value.device}"
+        hint = "; an adjacency matrix A of SciPy becomes edges by numpy.stack(A.nonzero())"
+        hint = hint if where.endswith("edge_index") and value.layout != torch.strided else ""
+        raise ValueError(f"dataset: {where} is {kind}, expected dense real numbers in memory{hint}")
+    try:
+        if value.layout == torch.sparse_csr:
+            csr_from_tensor(value)
+        else:
+            check_memory(f"its shape {list(value.shape)}", value.numel() * value.element_size())
+    except ValueError as error:
+        raise ValueError(f"dataset: {where} is no sound tensor: {error}") from error
 
 
 def scipy_csr(arrays: Mapping[str, np.ndarray], prefix: str = "") -> sp.csr_matrix:

@@ -15,7 +15,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from rbm.datasets.readers.features import csr_from_scipy
-from rbm.datasets.readers.matrices import SPARSE_NAMES, csr_from_tensor, scipy_csr
+from rbm.datasets.readers.matrices import SPARSE_NAMES, UNSIGNED, check_tensor, scipy_csr
 from rbm.datasets.readers.node_ids import (
     NodeIds,
     column_names,
@@ -28,7 +28,7 @@ from rbm.datasets.readers.node_ids import (
 )
 from rbm.datasets.readers.parquet import TextColumnError, check_columns, numbers
 from rbm.datasets.readers.text import read_table
-from rbm.utils.arrays import check_memory, open_npy, pickled_arrays, read_npz
+from rbm.utils.arrays import open_npy, pickled_arrays, read_npz
 from rbm.utils.files import optional
 from rbm.utils.tensor_files import PicklesError, SparseTensorError, read_pickled
 
@@ -55,10 +55,6 @@ _MASKS = ("train_mask", "val_mask", "test_mask")
 _LACKING = {"y": -1.0, **dict.fromkeys((*_MASKS, "masks"), 0.0)}
 _SPARSE = ("data", "indices", "indptr", "shape")  # what scipy.sparse.save_npz writes for a CSR matrix
 _LARGEST = 2**63 - 1
-_NUMBERS = (
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-)
 _OF_NAMES = "; names become numbers by numpy.unique(NAMES, return_inverse=True)[1]"
 _OF_LABELS = f"{_OF_NAMES}; a column of the nodes' ids is called 'id'"
 _OF_NODES = "; nodes are rows of x, counted from 0; to use names, write the name of each row into a column 'id' of x"
@@ -213,8 +209,11 @@ def as_tensor(value: Any, where: str, *, sparse: bool = False) -> Tensor:
             invalid indices.
     """
     if isinstance(value, Tensor):
-        _check_tensor(value, where, sparse)
-        return value.as_tensor() if isinstance(value, EdgeIndex) else value.detach()
+        check_tensor(value, where, sparse)
+        value = value.as_tensor() if isinstance(value, EdgeIndex) else value.detach()
+        if value.dtype not in UNSIGNED:
+            return value
+        value = value.numpy()
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
         names = isinstance(value, np.ndarray) and value.dtype.kind in "US"
@@ -228,21 +227,6 @@ def as_tensor(value: Any, where: str, *, sparse: bool = False) -> Tensor:
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
     return torch.from_numpy(value)
-
-
-def _check_tensor(value: Tensor, where: str, sparse: bool) -> None:
-    if value.dtype not in _NUMBERS or value.device.type != "cpu" or not (sparse or value.layout == torch.strided):
-        kind = f"{value.dtype}, {value.layout}, on device {value.device}"
-        hint = "; an adjacency matrix A of SciPy becomes edges by numpy.stack(A.nonzero())"
-        hint = hint if where.endswith("edge_index") and value.layout != torch.strided else ""
-        raise ValueError(f"dataset: {where} is {kind}, expected dense real numbers in memory{hint}")
-    try:
-        if value.layout == torch.sparse_csr:
-            csr_from_tensor(value)
-        else:
-            check_memory(f"its shape {list(value.shape)}", value.numel() * value.element_size())
-    except ValueError as error:
-        raise ValueError(f"dataset: {where} is no sound tensor: {error}") from error
 
 
 # A folder
