@@ -8,6 +8,10 @@
 
 from importlib import import_module
 
+from rbm.utils import interruptions as _interruptions  # noqa: F401, acts before PyTorch is imported
+
+# isort: split
+
 from rbm import hub as hub
 from rbm.nn import moe as _moe  # noqa: F401, registers its students, like the next three imports
 from rbm.nn import simmlp as _simmlp  # noqa: F401
