@@ -120,9 +120,12 @@ class Config(Section):
     def from_yaml(cls, path: Path | str) -> "Config":
         """Read a configuration that :meth:`to_yaml` of this or an earlier version wrote.
 
-        Raises the errors of :func:`read_changes` and :meth:`updated`.
+        Raises the errors of :func:`read_changes` and :meth:`updated`, with the file in their messages.
         """
-        return cls().updated(LATER_SETTINGS).updated(read_changes(path))
+        try:
+            return cls().updated(LATER_SETTINGS).updated(read_changes(path))
+        except ValueError as error:
+            raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
     def updated(self, changes: dict[str, Any]) -> "Config":
         """A copy with nested ``changes``, for example ``{"rbm": {"lr": 0.005}}``."""

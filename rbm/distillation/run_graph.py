@@ -14,9 +14,10 @@ from rbm.datasets.readers.node_ids import FILE, NodeIds
 from rbm.datasets.registry import absolute_name, find_dataset, is_path
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.datasets.validation import MASKS
+from rbm.distillation.result_files import read_results
 from rbm.teachers.prepare import build_configured_teacher
 from rbm.training.run_folder import RunFolder, load_weights
-from rbm.utils.files import absolute, read_json
+from rbm.utils.files import absolute
 from rbm.utils.progress import Progress
 from rbm.utils.tensor_files import read_sealed
 
@@ -137,11 +138,11 @@ def check_resumed_graph(run: Path, graph: Data) -> None:
 
 
 def _check_sizes(run: Path, graph: Data, what: str, remedy: str) -> None:
-    summary = read_json(run / "summary.json")
+    summary = read_results(run / "summary.json")
     for name, size in (("nodes", graph.num_nodes), ("edges", graph.num_edges), ("features", graph.num_features)):
-        if summary.get(name) != size:
+        if summary[name] != size:
             raise ValueError(
-                f"run {run} was made on a graph of {summary.get(name)} {name}, and {what} has {size:,} {name};"
+                f"run {run} was made on a graph of {summary[name]} {name}, and {what} has {size:,} {name};"
                 f" {remedy}, or run it again"
             )
 

@@ -68,7 +68,7 @@ def listed_files(folder: Path) -> list[str]:
         pass
     raise FileExistsError(
         f"{folder} is not a run folder of this version (no valid {MARKER}, the list of what a run wrote), so"
-        " --overwrite leaves it alone; use another --out, or remove what is not needed yourself"
+        " --overwrite leaves it alone; restore that file, use another --out, or remove what is not needed yourself"
     )
 
 

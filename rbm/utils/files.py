@@ -73,9 +73,9 @@ def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> s
 
 def read_json(path: Path | str, what: str = "") -> dict[str, Any]:
     """Read a JSON object from a file; OSError as :func:`read_text`, or ValueError, which call the file ``what``."""
-    name = f"{what} {path}".strip()
+    name, text = f"{what} {path}".strip(), read_text(path, what, most=_MOST_DESCRIPTION)
     try:
-        content = json.loads(read_text(path, what, most=_MOST_DESCRIPTION))
+        content = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{name} is nested too deeply") from error
     except ValueError as error:  # also for a whole number of thousands of digits

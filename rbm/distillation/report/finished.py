@@ -5,6 +5,7 @@ from pathlib import Path
 from rbm.config import Config
 from rbm.datasets.encodings import Encodings
 from rbm.distillation.result import Distillation
+from rbm.distillation.result_files import read_results
 from rbm.distillation.run_graph import split_of_run, teacher_of_run
 from rbm.nn.saved_student import STUDENT, find_student, read_description
 from rbm.teachers.outputs import outputs_from_module
@@ -30,7 +31,7 @@ def read_distillation(folder: Path | str, root: Path | str | None = None) -> Dis
     """
     folder = Path(folder)
     find_student(folder)  # raises an error if there is none
-    config, summary = Config.from_yaml(folder / "config.yaml"), read_json(folder / "summary.json")
+    config, summary = Config.from_yaml(folder / "config.yaml"), read_results(folder / "summary.json")
     split, classes = split_of_run(folder, config, root)
     teacher = teacher_of_run(folder, config, split, classes)
     logits = split.graph.get("teacher_logits")
@@ -50,7 +51,7 @@ def read_distillation(folder: Path | str, root: Path | str | None = None) -> Dis
         split=split,
         encodings=encodings,
         summary=summary,
-        timings=read_json(folder / "timings.json"),
+        timings=read_results(folder / "timings.json"),
         config=config,
     )
 

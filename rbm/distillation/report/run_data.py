@@ -6,11 +6,12 @@ from rbm.config import Config
 from rbm.datasets.registry import short_name
 from rbm.distillation.report import OBSERVED
 from rbm.distillation.report.charts import interval, styles_of
+from rbm.distillation.result_files import read_results
 from rbm.training.run_folder import read_metrics
-from rbm.utils.files import read_json
 
 FORMAT = 1  # of report.json
 TEACHER = "teacher"
+_CURVES = ("loss", "val_accuracy", "test_accuracy")
 
 
 class RunData:
@@ -29,13 +30,13 @@ class RunData:
 
     def __init__(self, folder: Path, key: str = "run") -> None:
         self.folder, self.key = Path(folder), key
-        self.figures = read_json(self.folder / OBSERVED)
+        self.figures = read_results(self.folder / OBSERVED)
         if (found := self.figures.get("format")) != FORMAT:
             raise ValueError(
                 f"{self.folder / OBSERVED} has format {found}, expected {FORMAT}: another version wrote it, or it is"
                 " damaged; remove it, and rbm report writes it anew"
             )
-        self.summary, self.timings = read_json(self.folder / "summary.json"), read_json(self.folder / "timings.json")
+        self.summary, self.timings = (read_results(self.folder / f"{name}.json") for name in ("summary", "timings"))
         kept = self.summary["verdict"]["kept"]
         if self.figures["kept"] != kept or not self.figures["models"].keys() <= self.summary.keys():
             raise ValueError(
@@ -44,8 +45,14 @@ class RunData:
             )
         self.config = Config.from_yaml(self.folder / "config.yaml")
         self.records = read_metrics(self.folder)
+        for number, record in enumerate(self.records, 1):
+            if absent := [name for name in _CURVES if not isinstance(record.get(name), float | int)]:
+                raise ValueError(
+                    f"{self.folder / 'metrics.jsonl'}: line {number} has no number as {', '.join(absent)}, expected an"
+                    " epoch as a run writes it; remove the line"
+                )
         measured = self.folder / "latency.json"
-        self.latency = read_json(measured) if measured.is_file() else None
+        self.latency = read_results(measured) if measured.is_file() else None
         self.kept, self.nodes = self.figures["kept"], self.figures["of"]
         self.models = [name for name in self.summary if name in (*self.figures["models"], TEACHER)]
         self.styles = styles_of(self.models, self.kept)

@@ -211,7 +211,7 @@ def test_broken_file(tmp_path):
     with pytest.raises(ValueError, match="is not valid YAML"):
         Config.from_yaml(path)
     path.write_text("teacher: gcn")
-    with pytest.raises(ValueError, match="teacher is 'gcn', expected a section"):
+    with pytest.raises(ValueError, match=r"config\.yaml: teacher is 'gcn', expected a section"):
         Config.from_yaml(path)
     path.write_text("- 1")
     with pytest.raises(ValueError, match="holds list, expected the sections"):

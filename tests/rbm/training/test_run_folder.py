@@ -75,7 +75,7 @@ def test_overwrite_removes_no_file_that_no_run_wrote(tmp_path):
     """Regression test: any folder with a config.yaml counted as a run, and files with a run's endings were removed."""
     for name in FOREIGN:
         (tmp_path / name).write_text("mine")
-    with pytest.raises(FileExistsError, match="--overwrite leaves it alone; use another --out"):
+    with pytest.raises(FileExistsError, match="--overwrite leaves it alone; restore that file, use another --out"):
         RunFolder(tmp_path, Config(), overwrite=True)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == dict.fromkeys(FOREIGN, "mine")
 

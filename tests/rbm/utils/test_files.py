@@ -127,10 +127,11 @@ NO_YAML = {
         ('{"a": ', "is not valid JSON: Expecting value"),
         ("[" * 50_000, "is nested too deeply"),
         ("[1]", "holds list, expected names and values"),
+        ("\xe9", "is not text in UTF-8"),
     ],
 )
 def test_json_that_is_none(tmp_path, text, message):
-    (tmp_path / "own.json").write_text(text)
+    (tmp_path / "own.json").write_bytes(text.encode("latin1"))
     with pytest.raises(ValueError, match=f"^settings .*own.json {message}"):
         read_json(tmp_path / "own.json", "settings")
 
