@@ -44,6 +44,11 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int | None, 
         )
 
 
+def no_number(op: str, name: str, value: object, expected: str = "a whole number") -> TypeError:
+    """The error to raise where an argument cannot be compared with numbers. Trying to compare it takes no time."""
+    return TypeError(f"rbm::{op}: {name} is {value!r}, expected {expected}")
+
+
 def check_bias(op: str, bias: Tensor | None, weight: Tensor) -> None:
     """Raise TypeError or ValueError unless ``bias`` is None or ``[E, N]`` in the dtype of ``weight [E, N, D]``."""
     if bias is not None:
@@ -68,13 +73,21 @@ def check_indices(op: str, name: str, indices: Tensor, count: int) -> None:
 
 def check_out_features(op: str, out_features: int) -> None:
     """Raise ValueError if the size is negative or does not fit in int32."""
-    if not 0 <= out_features <= MOST_SIZE:
+    try:
+        fits = 0 <= out_features <= MOST_SIZE
+    except TypeError:
+        raise no_number(op, "out_features", out_features) from None
+    if not fits:
         raise ValueError(f"rbm::{op}: out_features is {out_features}, expected between 0 and {MOST_SIZE}")
 
 
 def check_num_experts(op: str, num_experts: int) -> None:
     """Raise ValueError unless there is at least one expert and experts can be numbered in int32."""
-    if not 1 <= num_experts <= MOST_SIZE:
+    try:
+        fits = 1 <= num_experts <= MOST_SIZE
+    except TypeError:
+        raise no_number(op, "num_experts", num_experts) from None
+    if not fits:
         raise ValueError(
             f"rbm::{op}: num_experts is {num_experts}, expected between 1 and {MOST_SIZE}: experts are numbered in"
             " int32"
@@ -100,7 +113,11 @@ def check_temperature(op: str, name: str, temperature: float, dtype: torch.dtype
     Below the least normal number of ``dtype``, the inverse may be infinite, and gates NaN.
     """
     limits = torch.finfo(dtype)
-    if not limits.tiny <= temperature <= limits.max:
+    try:
+        fits = limits.tiny <= temperature <= limits.max
+    except TypeError:
+        raise no_number(op, name, temperature, "a number") from None
+    if not fits:
         raise ValueError(
             f"rbm::{op}: {name} is {temperature}, expected a positive number between {limits.tiny:.6g} and"
             f" {limits.max:.6g}, the range of {str(dtype).removeprefix('torch.')}"
@@ -121,5 +138,9 @@ def check_devices(op: str, **tensors: Tensor | None) -> None:
 
 def check_top_k(op: str, k: int, num_experts: int) -> None:
     """Raise ValueError unless ``1 <= k <= num_experts``."""
-    if not 1 <= k <= num_experts:
+    try:
+        fits = 1 <= k <= num_experts
+    except TypeError:
+        raise no_number(op, "k", k) from None
+    if not fits:
         raise ValueError(f"rbm::{op}: k is {k}, expected between 1 and the number of experts, {num_experts}")

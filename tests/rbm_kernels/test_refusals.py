@@ -25,6 +25,7 @@ def tensor_arguments():
     ]
 
 
+LAYER = NetworkLayer(torch.ones(1, 2, 2), None, 2, 2)
 PUBLIC_ARGUMENTS = [at for at in tensor_arguments() if hasattr(rbm_kernels, at[0])]
 
 
@@ -36,6 +37,40 @@ def test_what_is_no_tensor(operator, name):
     for value in (given[name].numpy(), given[name].tolist(), *([] if optional else [None])):
         with pytest.raises(TypeError, match=rf"rbm::\w+: {name} is a {type(value).__name__}, expected a tensor"):
             getattr(rbm_kernels, operator)(**given | {name: value})
+
+
+def scalar_arguments():
+    of_public = {operator: given for operator, given in arguments().items() if hasattr(rbm_kernels, operator)}
+    scalars = [(at, name) for at, given in of_public.items() for name in given if isinstance(given[name], int | float)]
+    return [*scalars, ("cosine_topk", "temperature"), ("expert_order", "passes")]
+
+
+@pytest.mark.parametrize(("operator", "name"), scalar_arguments())
+@pytest.mark.parametrize("value", ["a", None, [1]], ids=["text", "None", "list"])
+def test_what_is_no_number(operator, name, value):
+    """Python's message was that '<=' is not supported, without the name of the argument."""
+    with pytest.raises((TypeError, ValueError), match=rf"rbm::\w+: {name} is ('?a\b|None|\[1\]).*, expected"):
+        getattr(rbm_kernels, operator)(**arguments()[operator] | {name: value})
+
+
+NO_LAYERS = {
+    "layers is a int, expected a list of NetworkLayer": 3,
+    "layers is a str, expected a list of NetworkLayer": "ab",
+    "layers is a NetworkLayer, expected a list": LAYER,
+    r"layers\[0\] is a int, expected a NetworkLayer": [3],
+    r"layers\[0\].k is 1.0, expected a whole number": [LAYER._replace(k=1.0)],
+    r"layers\[0\].in_features is None, expected a whole number": [LAYER._replace(in_features=None)],
+    r"layers\[0\].temperature is 'a', expected a number": [LAYER._replace(temperature="a")],
+    r"layers\[0\].eps is 'a', expected a number": [LAYER._replace(eps="a")],
+    r"layers\[0\].relu is 'a', expected True or False": [LAYER._replace(relu="a")],
+    r"layers\[0\].router is a Tensor, expected None or a pair": [LAYER._replace(router=torch.ones(2, 2))],
+}
+
+
+@pytest.mark.parametrize("message", NO_LAYERS)
+def test_what_is_no_layer(message):
+    with pytest.raises(TypeError, match=f"rbm::pack_network: {message}"):
+        pack_network(NO_LAYERS[message])
 
 
 @pytest.mark.parametrize(("operator", "name"), PUBLIC_ARGUMENTS)

@@ -141,7 +141,11 @@ def _check_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: fl
     checks.check_shape(op, "memory", memory, (None, None), "experts by features")
     checks.check_shape(op, "weighted_sum", weighted_sum, tuple(memory.shape), "the shape of memory")
     checks.check_shape(op, "total", total, (memory.shape[0],), "one for each row of memory")
-    if not 0 <= decay <= 1:
+    try:
+        fits = 0 <= decay <= 1
+    except TypeError:
+        raise checks.no_number(op, "decay", decay, "a number") from None
+    if not fits:
         raise ValueError(f"rbm::{op}: decay is {decay}, expected between 0 and 1")
 
 

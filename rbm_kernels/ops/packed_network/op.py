@@ -1,5 +1,6 @@
 """``torch.ops.rbm.packed_network``: schema, checks, fake implementation; packing of its networks."""
 
+import numbers
 from collections.abc import Sequence
 
 import torch
@@ -32,13 +33,16 @@ def pack_network(layers: Sequence[NetworkLayer]) -> Tensor:
         uint8 ``[S]``.
 
     Raises:
-        TypeError: another dtype.
+        TypeError: another dtype, or a part of a layer of another type.
         ValueError: no layers; sizes that are zero or do not match, ``k`` or a temperature out of range, or an
             unknown norm.
     """
+    if not isinstance(layers, Sequence) or isinstance(layers, str | NetworkLayer):
+        raise TypeError(f"rbm::pack_network: layers is a {type(layers).__name__}, expected a list of NetworkLayer")
     if not layers:
         raise ValueError("rbm::pack_network: layers is empty, expected at least one")
     for i, layer in enumerate(layers):
+        _check_types(f"layers[{i}]", layer)
         _check_layer(f"layers[{i}]", layer, layers[i - 1] if i else None)
     return write(layers, pack_experts)
 
@@ -64,6 +68,20 @@ def packed_network(x: Tensor, network: Tensor, out_features: int) -> Tensor:
             packed on another processor, or is only a part of a packed network.
     """
     return _call(x, network, out_features)
+
+
+def _check_types(name: str, layer: NetworkLayer) -> None:
+    """Raise TypeError unless the parts of a layer that are no tensors have their types."""
+    if not isinstance(layer, NetworkLayer):
+        raise TypeError(f"rbm::pack_network: {name} is a {type(layer).__name__}, expected a NetworkLayer")
+    number, whole, flag = (numbers.Real, "a number"), (numbers.Integral, "a whole number"), (bool, "True or False")
+    types = dict.fromkeys(("out_features", "in_features", "k"), whole) | dict.fromkeys(("over_all", "relu"), flag)
+    for part, (kind, expected) in (types | dict.fromkeys(("temperature", "eps"), number)).items():
+        if not isinstance(value := getattr(layer, part), kind):
+            raise TypeError(f"rbm::pack_network: {name}.{part} is {value!r}, expected {expected}")
+    if layer.router is not None and not (isinstance(layer.router, tuple) and len(layer.router) == 2):
+        kind = type(layer.router).__name__
+        raise TypeError(f"rbm::pack_network: {name}.router is a {kind}, expected None or a pair of weight and bias")
 
 
 def _check_layer(name: str, layer: NetworkLayer, before: NetworkLayer | None) -> None:
