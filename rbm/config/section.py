@@ -130,6 +130,8 @@ def _sentence(section: type, error: dict[str, Any]) -> str:
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     name, value = error["loc"][0], error["input"]
+    if isinstance(name, int) and name < len(section.__pydantic_fields__):  # given by its position
+        name = list(section.__pydantic_fields__)[name]
     if name not in section.__pydantic_fields__:
         return f"unknown setting {_prefix(section)}{name}"
     known = section.__pydantic_fields__[name]

@@ -1,6 +1,6 @@
 """The configuration of one run: all sections in one tree, read from YAML and written to it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -129,6 +129,8 @@ class Config(Section):
 
     def updated(self, changes: dict[str, Any]) -> "Config":
         """A copy with nested ``changes``, for example ``{"rbm": {"lr": 0.005}}``."""
+        if not isinstance(changes, Mapping):
+            raise TypeError(f"changes is {shown(changes)}, expected settings by name: {{'rbm': {{'lr': 0.005}}}}")
         return updated(self, changes, "")
 
 

@@ -1,6 +1,6 @@
 """The main function: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -274,6 +274,8 @@ def _check_arguments(
 ) -> None:
     if isinstance(methods, str):
         raise TypeError(f"methods is {methods!r}, expected a list of names; use methods={methods.split(',')}")
+    if not isinstance(methods, Iterable):
+        raise TypeError(f"methods is {methods!r}, expected a list of names, such as methods=['mlp', 'rbm']")
     unknown = [name for name in methods if name not in METHODS]
     if not methods or unknown or len(set(methods)) < len(methods):
         hint = did_you_mean(str(unknown[0]), METHODS) if unknown else ""

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from rbm.nn.students import RbMStudent
+from rbm.utils.files import as_path
 from rbm.utils.tensor_files import check_finite, read_pickled
 
 _UNUSED = ("mlp_feature_encoder.weight", "mlp_feature_encoder.bias")
@@ -48,7 +49,7 @@ def load_released(
         ValueError: this is not a state of the released ``RbM``: names are missing or unknown, shapes do not match, or
             memory vectors are zero, as they are before the end of pretraining; or a setting is out of range.
     """
-    state = dict(source) if isinstance(source, Mapping) else _read(Path(source))
+    state = dict(source) if isinstance(source, Mapping) else _read(as_path("source", source))
     where = "the state" if isinstance(source, Mapping) else str(source)
     unfit = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if unfit or not state:

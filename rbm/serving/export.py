@@ -239,7 +239,7 @@ def _tensors(outputs: Any) -> tuple[Tensor, ...]:
 
 
 def _format(name: str) -> Format:
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise ValueError(f"format is {name!r}, expected one of {', '.join(FORMATS)}")
     return FORMATS[name]
 

@@ -22,7 +22,7 @@ from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.saved_student import STUDENT, check_described, describe, fill, find_student, read_description, rebuild
 from rbm.training.run_files import CHECKPOINT, begin_list, is_unused, list_file, remove_partials, remove_run
-from rbm.utils.files import absolute, check_writable, disk_errors, read_text, write_bytes, write_json
+from rbm.utils.files import absolute, as_path, check_writable, disk_errors, read_text, write_bytes, write_json
 from rbm.utils.locks import only_process
 from rbm.utils.tensor_files import check_finite, read_pickled, read_sealed, sealed, stored_checksum
 
@@ -158,8 +158,9 @@ def open_run(path: Path | str, config: Config, *, resume: bool = False, overwrit
 
     Raises:
         BlockingIOError: another process runs in the folder; the message names it.
+        TypeError: ``path`` is no path.
     """
-    path = Path(path)
+    path = as_path("folder", path)
     check_place(path, resume, overwrite)  # before the folder is made, which holds the lock
     path.mkdir(parents=True, exist_ok=True)
     with only_process(path / ".run.lock", f"run folder {path}", "wait until that run has ended, or use another --out"):
@@ -271,7 +272,7 @@ def load(
             ``quantize`` does not support the student.
     """
     check_kind(quantize)
-    config, weights = find_student(Path(folder), method)
+    config, weights = find_student(as_path("folder", folder), method)
     student = rebuild(config, weights, method=method)
     if quantize is not None:
         student = quantized(student, quantize)
@@ -296,7 +297,7 @@ def load_encodings(folder: Path | str, method: str | None = None, *, passed_on: 
     the neighbours' own encodings, except for stored hops (:mod:`rbm.datasets.encodings.hops`), which are shifted by one
     hop.
     """
-    config = Path(folder) / STUDENT
+    config = as_path("folder", folder) / STUDENT
     described = read_description(config, method) if config.is_file() else {}
     name = described.get("encodings", "encodings")
     if name is None:

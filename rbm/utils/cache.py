@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from filelock import FileLock
 from torch import Tensor
 
-from rbm.utils.files import write_bytes
+from rbm.utils.files import as_path, write_bytes
 from rbm.utils.tensor_files import fingerprint, read_sealed, sealed
 
 Entry: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
@@ -36,7 +36,7 @@ class Cache:
     """
 
     def __init__(self, folder: Path | str | None = None) -> None:
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else as_path("cache", folder)
         self.taken: set[str] = set()
         if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
             raise FileExistsError(f"cache is {folder}, which is a file; expected a folder")

@@ -30,10 +30,18 @@ def check_ending(what: str, path: Path | str, endings: Iterable[str]) -> Path:
     return path
 
 
+def as_path(what: str, path: Path | str) -> Path:
+    """``path`` as a Path; TypeError, which calls it ``what``, if it is none."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise TypeError(f"{what} is {path!r}, expected a path, as str or pathlib.Path") from None
+
+
 def with_home(what: str, path: Path | str) -> Path:
     """Expand a leading ``~`` or ``~user`` in ``path``; ValueError if there is no such user."""
     try:
-        return Path(path).expanduser()
+        return as_path(what, path).expanduser()
     except RuntimeError:
         raise ValueError(
             f"{what} is {path}, but no such user is known here; expected the folder, written out"
@@ -58,7 +66,7 @@ def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> s
         IsADirectoryError: it is a folder.
         ValueError: it is not UTF-8, or too large.
     """
-    path, name = Path(path), f"{what} {path}".strip()
+    path, name = as_path(what or "file", path), f"{what} {path}".strip()
     if path.is_dir():
         raise IsADirectoryError(f"{name} is a folder, expected a file")
     if not path.is_file():

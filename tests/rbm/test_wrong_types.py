@@ -1,0 +1,28 @@
+"""Arguments of another type: the error of a public function names the argument, the value and what is expected."""
+
+import pytest
+
+import rbm
+from rbm.distillation.distill import distill
+
+NO_PATH = "expected a path, as str or pathlib.Path"
+MLP = rbm.MLPStudent(2, 2, 2)
+CALLS = {
+    rf"folder is None, {NO_PATH}": lambda graph: rbm.load(None),
+    rf"folder is 3, {NO_PATH}": lambda graph: rbm.load_encodings(3),
+    rf"dataset is \[1\], {NO_PATH}": lambda graph: rbm.load_graph([1]),
+    rf"configuration file is 3, {NO_PATH}": lambda graph: rbm.Config.from_yaml(3),
+    rf"source is 3, {NO_PATH}": lambda graph: rbm.load_released(3, top_k=2),
+    rf"folder is 3.5, {NO_PATH}": lambda graph: distill(graph, folder=3.5),
+    rf"cache is 3, {NO_PATH}": lambda graph: distill(graph, cache=3),
+    "methods is 3, expected a list of names, such as": lambda graph: distill(graph, methods=3),
+    r"changes is \[1\], expected settings by name": lambda graph: rbm.Config().updated([1]),
+    r"dataset is 3 \(int\), expected str": lambda graph: rbm.Config(3),
+    r"format is \['onnx'\], expected one of torch-export": lambda graph: rbm.export_student(MLP, ["onnx"]),
+}
+
+
+@pytest.mark.parametrize("message", CALLS)
+def test_the_argument_is_named(small_graph, message):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        CALLS[message](small_graph)
