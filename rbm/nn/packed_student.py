@@ -175,7 +175,9 @@ def _with_norm(layer: NetworkLayer, norm: nn.Module) -> NetworkLayer | None:
     if type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None:
         return layer._replace(norm="layer", scale=norm.weight, shift=norm.bias, eps=norm.eps, relu=True)
     described = type(norm).__dict__.get("affine")
-    if described is None:
+    if described is None:  # only BatchNorm of rbm.nn.students has it
+        return None
+    if any(getattr(norm, name) is None for name in ("weight", "bias", "running_mean", "running_var")):
         return None
     scale, shift = described(norm)
     return layer._replace(norm="affine", scale=scale, shift=shift, relu=True)

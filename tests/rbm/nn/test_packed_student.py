@@ -153,6 +153,8 @@ LAYERS_ANSWER = {
     "another layer": with_layer(ReferenceRbMLayer(H, C)),
     "a derived layer": with_layer(Halved(H, C)),
     "a norm without parameters": with_norm(nn.LayerNorm(H, elementwise_affine=False)),
+    "a batch norm without parameters": with_norm(BatchNorm(H, affine=False)),
+    "a batch norm without statistics": with_norm(BatchNorm(H, track_running_stats=False)),
     "a norm without a bias": with_norm(nn.LayerNorm(H, bias=False)),
     "a derived LayerNorm": derived(nn.LayerNorm, H),
     "a derived BatchNorm": derived(BatchNorm, H),
