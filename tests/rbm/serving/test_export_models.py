@@ -105,6 +105,15 @@ def test_the_deprecated_onnx_exporter_is_refused(layer, bare, tmp_path):
         torch.onnx.export(model, (torch.randn(3, 6),), tmp_path / "model.onnx", dynamo=False)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_half_precision_in_onnx(tmp_path):
+    pytest.importorskip("onnxruntime")
+    student = rbm.MLPStudent(8, 16, 3).half()
+    assert rbm.export_student(student, "onnx", tmp_path / "half.onnx").is_file()
+    with pytest.raises(ValueError, match=r"model is in torch\.bfloat16, expected float32, .*; export a copy in"):
+        rbm.export_student(student.bfloat16(), "onnx", tmp_path / "bfloat16.onnx")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_stands_for_an_operator_answers_as_it_does(dtype, monkeypatch):
     """The functions that the public ones call while torch.onnx.export traces."""
