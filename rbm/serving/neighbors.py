@@ -124,7 +124,7 @@ class Neighbors:
 
     def missing_message(self, rows: int) -> str | None:
         """A sentence on the rows without an edge in the file, or None."""
-        return unencoded_message("row", self.missing, rows, f"have no neighbor in {self.path}", self.first_missing)
+        return unencoded_message("row", self.missing, rows, f"have no neighbour in {self.path}", self.first_missing)
 
     def _open(self) -> np.ndarray:
         # Mapped anew each time, like features, so that pages that were read do not accumulate.

@@ -282,7 +282,7 @@ def load(
             "%s: rows of this %s are %s. rbm.load_encodings(%s) has those of the training graph's nodes; a new node's"
             " are the mean of %s.",
             *(folder, type(student).__name__, student.row, place),
-            "its neighbors'" if student.beside == HubMixin.beside else "what its neighbors have under passed_on=True",
+            "its neighbours'" if student.beside == HubMixin.beside else "what its neighbours have under passed_on=True",
         )
     return student
 

@@ -130,7 +130,7 @@ def test_rows_without_a_neighbor_are_named_with_their_file(features, tmp_path):
     console = Console(file=io.StringIO(), width=300)
     predict_folder(run, features, tmp_path / "out", neighbors=neighbors, console=console)
     lines = console.file.getvalue()
-    assert "part-0.parquet: 1 of 23 rows have no neighbor in" in lines
+    assert "part-0.parquet: 1 of 23 rows have no neighbour in" in lines
     assert "row 39 (counted from 0)" in lines
     assert "part-1.parquet" not in lines, "it has no rows"
 

@@ -82,7 +82,7 @@ def test_new_nodes_among_known_ones(run, known, tmp_path, command):
     predict = ("predict", run, tmp_path / "x.npy", "--nodes", tmp_path / "nodes.npy", "--out", tmp_path / "out.npy")
     status, out, err = command(*predict, "--neighbors", tmp_path / "edges.npy")
     assert (status, f"{ROWS} predictions written" in out) == (0, True)
-    assert f"1 of {ROWS} rows have no neighbor in" in err
+    assert f"1 of {ROWS} rows have no neighbour in" in err
     assert "zeros for encodings: row 11 (counted from 0)" in err
     expected = known[np.maximum(nodes, 0)].clone()
     expected[3], expected[11], expected[17] = known[4:6].mean(0), 0.0, known[0]
@@ -101,7 +101,7 @@ def test_rows_without_a_neighbor_are_counted_and_named(run, known, tmp_path, com
         *("--out", tmp_path / "out.npy"),
     )
     assert status == 0
-    assert f"15 of {ROWS} rows have no neighbor in" in err
+    assert f"15 of {ROWS} rows have no neighbour in" in err
     assert "rows 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 5 more" in err
     pairs = torch.from_numpy(np.stack([edges[:, 1], edges[:, 0] + NODES]))
     expected = transfer(known, torch.arange(NODES), pairs, NODES + ROWS)[NODES:]
