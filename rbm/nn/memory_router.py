@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbm.nn.legacy_export import OneInput
 from rbm.nn.repeated_forward import first_forward, is_recomputing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, memory_statistics
 from rbm.utils.arguments import (
@@ -42,7 +41,7 @@ class Routing(NamedTuple):
     cosines: Tensor
 
 
-class MemoryRouter(OneInput, nn.Module):
+class MemoryRouter(nn.Module):
     """Base class with memory vectors ``[E, in_features]``, routing by them (paper, Eq. 3) and their update (Eq. 4).
 
     Args:

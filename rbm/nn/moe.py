@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from rbm.nn import losses
 from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import fold
-from rbm.nn.legacy_export import OneInput
 from rbm.nn.memory_router import Routing, copy_expert, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.nn.students import MixtureStudent, layer_sizes
@@ -29,7 +28,7 @@ from rbm_kernels import NetworkLayer, expert_matmul
 from rbm_kernels.ops.fold_experts.reference import input_scale
 
 
-class MoELayer(OneInput, nn.Module):
+class MoELayer(nn.Module):
     r"""Maps rows ``[B, in_features]`` to ``exp(s) sum_i G_i f_i(h)``, ``[B, out_features]``, with a learned router.
 
     Args:

@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as global_hooks
 
 from rbm.nn import folded_weights as folding
-from rbm.nn.legacy_export import OneInput
 from rbm_kernels import NetworkLayer, pack_network, packed_network
 
 # Attributes of a layer that may change between two calls. Sizes do not change.
@@ -50,7 +49,7 @@ class Packed(NamedTuple):
         return [*map(dict.get, owners, names)] == values
 
 
-class PackedMixin(OneInput):
+class PackedMixin:
     """Mixin for a student with ``layers`` and ``norms``, ReLU after each norm, and a last layer without either."""
 
     _packed: Packed | None = None

@@ -93,16 +93,12 @@ def test_torch_onnx_export_writes_the_operators_in_standard_ones():
         torch.testing.assert_close(torch.from_numpy(got), layer(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("bare", [True, False])
-@pytest.mark.parametrize(
-    "layer", [rbm.FusedRbMLayer(6, 4, 3, 2), rbm.RbMFeedForward(6, 8, 4, 1), rbm.RbMStudent(6, 4, 2)]
-)
+@pytest.mark.parametrize("layer", [rbm.FusedRbMLayer(6, 4, 3, 2), rbm.RbMFeedForward(6, 8, 4, 1)])
 @pytest.mark.filterwarnings("ignore")
-def test_the_deprecated_onnx_exporter_is_refused(layer, bare, tmp_path):
+def test_the_deprecated_onnx_exporter_is_refused(layer, tmp_path):
     pytest.importorskip("onnx")
-    model = layer.eval() if bare else nn.Sequential(layer).eval()
     with pytest.raises(RuntimeError, match="cannot export operators of rbm, expected dynamo=True"):
-        torch.onnx.export(model, (torch.randn(3, 6),), tmp_path / "model.onnx", dynamo=False)
+        torch.onnx.export(nn.Sequential(layer).eval(), (torch.randn(3, 6),), tmp_path / "model.onnx", dynamo=False)
 
 
 @pytest.mark.filterwarnings("ignore")
