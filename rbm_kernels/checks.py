@@ -44,9 +44,12 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int | None, 
         )
 
 
-def no_number(op: str, name: str, value: object, expected: str = "a whole number") -> TypeError:
-    """The error to raise where an argument cannot be compared with numbers. Trying to compare it takes no time."""
-    return TypeError(f"rbm::{op}: {name} is {value!r}, expected {expected}")
+def is_within(op: str, name: str, value: float, least: float, most: float, expected: str = "a whole number") -> bool:
+    """Whether ``least <= value <= most``; TypeError if ``value`` cannot be compared with numbers."""
+    try:
+        return least <= value <= most
+    except TypeError:
+        raise TypeError(f"rbm::{op}: {name} is {value!r}, expected {expected}") from None
 
 
 def check_bias(op: str, bias: Tensor | None, weight: Tensor) -> None:
@@ -73,21 +76,13 @@ def check_indices(op: str, name: str, indices: Tensor, count: int) -> None:
 
 def check_out_features(op: str, out_features: int) -> None:
     """Raise ValueError if the size is negative or does not fit in int32."""
-    try:
-        fits = 0 <= out_features <= MOST_SIZE
-    except TypeError:
-        raise no_number(op, "out_features", out_features) from None
-    if not fits:
+    if not is_within(op, "out_features", out_features, 0, MOST_SIZE):
         raise ValueError(f"rbm::{op}: out_features is {out_features}, expected between 0 and {MOST_SIZE}")
 
 
 def check_num_experts(op: str, num_experts: int) -> None:
     """Raise ValueError unless there is at least one expert and experts can be numbered in int32."""
-    try:
-        fits = 1 <= num_experts <= MOST_SIZE
-    except TypeError:
-        raise no_number(op, "num_experts", num_experts) from None
-    if not fits:
+    if not is_within(op, "num_experts", num_experts, 1, MOST_SIZE):
         raise ValueError(
             f"rbm::{op}: num_experts is {num_experts}, expected between 1 and {MOST_SIZE}: experts are numbered in"
             " int32"
@@ -113,11 +108,7 @@ def check_temperature(op: str, name: str, temperature: float, dtype: torch.dtype
     Below the least normal number of ``dtype``, the inverse may be infinite, and gates NaN.
     """
     limits = torch.finfo(dtype)
-    try:
-        fits = limits.tiny <= temperature <= limits.max
-    except TypeError:
-        raise no_number(op, name, temperature, "a number") from None
-    if not fits:
+    if not is_within(op, name, temperature, limits.tiny, limits.max, "a number"):
         raise ValueError(
             f"rbm::{op}: {name} is {temperature}, expected a positive number between {limits.tiny:.6g} and"
             f" {limits.max:.6g}, the range of {str(dtype).removeprefix('torch.')}"
@@ -138,9 +129,5 @@ def check_devices(op: str, **tensors: Tensor | None) -> None:
 
 def check_top_k(op: str, k: int, num_experts: int) -> None:
     """Raise ValueError unless ``1 <= k <= num_experts``."""
-    try:
-        fits = 1 <= k <= num_experts
-    except TypeError:
-        raise no_number(op, "k", k) from None
-    if not fits:
+    if not is_within(op, "k", k, 1, num_experts):
         raise ValueError(f"rbm::{op}: k is {k}, expected between 1 and the number of experts, {num_experts}")

@@ -87,11 +87,7 @@ def _in_passes(experts: Tensor, num_experts: int, block_m: int, passes: int) -> 
     if passes == 1:
         return ExpertOrder(*torch.ops.rbm.expert_order(experts, num_experts, block_m), block_m)
     _check(experts, num_experts, block_m)
-    try:
-        fits = 1 < passes <= experts.shape[-1]
-    except TypeError:
-        raise checks.no_number("expert_order", "passes", passes) from None
-    if not fits:
+    if not checks.is_within("expert_order", "passes", passes, 1, experts.shape[-1]):
         raise ValueError(
             f"rbm::expert_order: passes is {passes}, expected between 1 and the experts of a row, {experts.shape[-1]}"
         )
@@ -105,22 +101,14 @@ def _in_passes(experts: Tensor, num_experts: int, block_m: int, passes: int) -> 
 def _check(experts: Tensor, num_experts: int, block_m: int) -> None:
     checks.check_dtype("expert_order", "experts", experts, (torch.int32,))
     checks.check_shape("expert_order", "experts", experts, (None, None), "rows by experts a row")
-    try:
-        fits = 1 <= num_experts <= MOST_EXPERTS
-    except TypeError:
-        raise checks.no_number("expert_order", "num_experts", num_experts) from None
-    if not fits:
+    if not checks.is_within("expert_order", "num_experts", num_experts, 1, MOST_EXPERTS):
         raise ValueError(
             f"rbm::expert_order: num_experts is {num_experts}, expected between 1 and {MOST_EXPERTS}: every tile lists"
             " all experts"
         )
     checks.check_top_k("expert_order", experts.shape[1], num_experts)
-    try:
-        fits = block_m >= 1
-    except TypeError:
-        raise checks.no_number("expert_order", "block_m", block_m) from None
-    if not fits:
-        raise ValueError(f"rbm::expert_order: block_m is {block_m}, expected at least 1")
+    if not checks.is_within("expert_order", "block_m", block_m, 1, checks.MOST_SIZE):
+        raise ValueError(f"rbm::expert_order: block_m is {block_m}, expected between 1 and {checks.MOST_SIZE}")
 
 
 @implement_everywhere("expert_order")

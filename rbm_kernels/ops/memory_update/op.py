@@ -141,11 +141,7 @@ def _check_update(memory: Tensor, weighted_sum: Tensor, total: Tensor, decay: fl
     checks.check_shape(op, "memory", memory, (None, None), "experts by features")
     checks.check_shape(op, "weighted_sum", weighted_sum, tuple(memory.shape), "the shape of memory")
     checks.check_shape(op, "total", total, (memory.shape[0],), "one for each row of memory")
-    try:
-        fits = 0 <= decay <= 1
-    except TypeError:
-        raise checks.no_number(op, "decay", decay, "a number") from None
-    if not fits:
+    if not checks.is_within(op, "decay", decay, 0, 1, "a number"):
         raise ValueError(f"rbm::{op}: decay is {decay}, expected between 0 and 1")
 
 
