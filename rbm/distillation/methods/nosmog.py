@@ -24,8 +24,6 @@ from rbm.teachers.outputs import TeacherOutputs
 class NOSMOGTrainer(GLNNTrainer):
     """GLNN's schedule with NOSMOG's loss."""
 
-    section = "nosmog"
-
     def __init__(
         self,
         model: MLPStudent,
@@ -36,8 +34,7 @@ class NOSMOGTrainer(GLNNTrainer):
     ) -> None:
         super().__init__(model, split, teacher_outputs, config, encodings)
         if config.similarity_weight > 0:
-            reason = f"{self.section}.similarity_weight is set"
-            self.compare_with_teacher(teacher_outputs, width_of_last(model), reason)
+            self.compare_with_teacher(teacher_outputs, width_of_last(model), "nosmog.similarity_weight is set")
 
     def batch_loss(self, nodes: Tensor, target: NodeLoss) -> Tensor:
         rows, config = self.observed_x[nodes], self.config

@@ -105,7 +105,6 @@ class AlignmentTrainer(NodeTrainer):
         return torch.optim.AdamW(learning, lr=self.config.lr, weight_decay=self.config.weight_decay, fused=True)
 
     def train_epoch(self, epoch: int) -> float:
-        self.auxiliary_modules.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * (1 + math.cos(math.pi * epoch / self.config.max_epochs)) / 2
         return super().train_epoch(epoch)

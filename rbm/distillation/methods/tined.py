@@ -119,8 +119,7 @@ def edge_energies(rows: Rows, edges: Tensor) -> Tensor:
 
     # All differences together have one row per edge: 16 GB on the features of Coauthor Physics.
     at_once = max(1, min(_EDGES_AT_ONCE, _NUMBERS_AT_ONCE // rows.shape[1]))
-    parts = [energies(pairs) for pairs in edges.split(at_once, dim=1)]
-    return torch.cat(parts) if parts else torch.zeros(0, device=edges.device)
+    return torch.cat([energies(pairs) for pairs in edges.split(at_once, dim=1)])
 
 
 class EdgeSum:
@@ -253,8 +252,6 @@ class TINEDTrainer(_EnergyDistillation, GLNNTrainer):
 
 class TINEDPlusTrainer(_EnergyDistillation, NOSMOGTrainer):
     """NOSMOG's two passes, then a step on the energies."""
-
-    section = "tined_plus"
 
 
 def injected_student(task: DistillationTask, config: TINEDConfig, encodings: Encodings | None) -> TINEDStudent:

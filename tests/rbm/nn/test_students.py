@@ -6,9 +6,12 @@ from torch.nn import functional as F
 
 from rbm import FusedRbMLayer, MLPStudent, RbMStudent
 from rbm.nn import students
+from rbm.nn.moe import MoEStudent
 from rbm.nn.parameters import count_parameters
 from rbm.nn.reference import ReferenceRbMLayer
-from rbm.nn.students import NORMS, MixtureStudent, build_norm, predict
+from rbm.nn.simmlp import SimMLPStudent
+from rbm.nn.students import NORMS, CoHOpStudent, MixtureStudent, build_norm, predict
+from rbm.nn.tined import TINEDStudent
 
 
 def make(**options):
@@ -18,7 +21,12 @@ def make(**options):
 @pytest.mark.parametrize("norm", NORMS)
 def test_interface(norm):
     x = torch.randn(10, 6)
-    for student, routed in ((make(norm=norm), 3), (MLPStudent(6, 8, 3, num_layers=3, norm=norm), 0)):
+    for student, routed in (
+        (make(norm=norm), 3),
+        (MoEStudent(6, 8, 3, num_layers=3, num_experts=4, top_k=2, norm=norm), 3),
+        (MLPStudent(6, 8, 3, num_layers=3, norm=norm), 0),
+    ):
+        assert {type(other) for other in student.norms} == {type(build_norm(norm, 8))}
         logits, (routings, *_) = student(x, return_trace=True)
         assert logits.shape == (10, 3)
         assert len(routings) == routed
@@ -71,6 +79,33 @@ def test_pretraining_is_the_first_experts_alone():
 def test_dropout_first_layer():
     assert [layer.dropout for layer in make(dropout=0.4).layers] == [0.4, 0.4, 0.4]
     assert [layer.dropout for layer in make(dropout=0.4, dropout_first_layer=False).layers] == [0.0, 0.4, 0.4]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (MLPStudent, {}),
+        (RbMStudent, {"num_layers": 1}),  # one dropout in each student: a second one would hide that it is missing
+        (MoEStudent, {"num_layers": 1, "noise": 0.0}),
+        (MoEStudent, {"num_layers": 1, "pretrain": "first"}),
+        (TINEDStudent, {"num_layers": 1}),
+        (SimMLPStudent, {}),
+        (CoHOpStudent, {"num_layers": 2}),
+    ],
+)
+def test_dropout_is_for_training_alone(kind, options, sparse):
+    student, without = (kind(6, 16, 3, dropout=dropout, **options) for dropout in (0.5, 0.0))
+    for model in (student, without):
+        model.pretraining = "pretrain" in options
+        for layer in model.layers:
+            layer.track_memory = False
+    x = torch.randn(40, 6)
+    x = (x * (x > 0)).to_sparse_csr() if sparse else x
+    assert not torch.allclose(student(x), student(x))
+    assert torch.equal(without(x), without(x)), "nothing else is drawn"
+    without.load_state_dict(student.state_dict())
+    assert torch.equal(student.eval()(x), without.eval()(x))
 
 
 def test_router_inputs_are_what_the_layers_see():

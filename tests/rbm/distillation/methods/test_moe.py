@@ -48,6 +48,8 @@ def test_equals_a_loop_over_experts(top_k, gates_over):
     expected, gates = plain(layer, h)
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(routing.gates, gates.gather(-1, routing.experts.long()))
+    cosines = F.normalize(layer.router(h), dim=-1) @ F.normalize(layer.addresses, dim=0)
+    torch.testing.assert_close(routing.cosines, cosines.gather(-1, routing.experts.long()))
 
     leaves = {"h": h, **dict(layer.named_parameters())}
     ours = torch.autograd.grad((y * upstream).sum(), list(leaves.values()))
@@ -150,9 +152,13 @@ def test_clones():
     assert all(torch.equal(layer.weight[e], weight) and torch.equal(layer.bias[e], bias) for e in range(EXPERTS))
 
 
-def test_addresses_begin_near_zero():
-    """Cosines do not depend on their length, but the first steps do."""
-    assert MoELayer(6, 4, router_features=400).addresses.std().item() == pytest.approx(0.01, rel=0.1)
+def test_initial_values():
+    """Cosines do not depend on the length of the addresses, but the first steps do."""
+    layer = MoELayer(6, 400, router_features=400)
+    assert layer.addresses.std().item() == pytest.approx(0.01, rel=0.1)
+    for parameter in (layer.weight, layer.bias):
+        assert parameter.abs().max().item() == pytest.approx(6**-0.5, rel=0.01), "as in torch.nn.Linear"
+    assert layer.log_temperature.exp().item() == layer.log_scale.exp().item() == pytest.approx(2.0)
 
 
 def test_too_many_experts_a_row():
@@ -191,6 +197,10 @@ def test_routing_begins_after_pretraining(trainer, pretrain):
     assert (ours.optimizer is optimizer) == (pretrain == "proportional"), "clones start with a new one"
     ours.train_epoch(2)
     assert not torch.equal(ours.model.layers[0].router.weight, routers[0])
+    resumed = trainer(pretrain=pretrain)
+    for epoch in (2, 3):  # the first epoch of routing begins with clones, whose preparation is not repeated later
+        resumed.resume_at(epoch)
+        assert resumed.model.pretraining == (epoch == 2)
 
 
 def variation(numbers) -> float:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from rbm.config import Config, SimMLPConfig
@@ -34,7 +35,7 @@ def plain_mlp(module, x, *, residual=False):
 
 
 @pytest.mark.parametrize("power", [1.0, 3.0])
-@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("layers", [1, 2, 3])
 def test_loss_and_gradient_equal_the_papers(split, power, layers):
     ours = trainer_of(split, power=power, reconstruction_weight=4.0, num_layers=layers, propagation_layers=layers)
     x, count = split.observed.x, split.observed.num_nodes
@@ -59,9 +60,8 @@ def test_loss_and_gradient_equal_the_papers(split, power, layers):
     found = ours.loss(x, GCN.adjacency(kept, count))
     torch.testing.assert_close(found, expected)
     parameters = [*ours.model.encoder.parameters(), *ours.auxiliary_modules.parameters()]
-    for mine, plain in zip(
-        torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters), strict=True
-    ):
+    gradients = [torch.autograd.grad(loss, parameters, materialize_grads=True) for loss in (found, expected)]
+    for mine, plain in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=1e-4)
 
 
@@ -87,6 +87,22 @@ def test_no_gradient_flows_into_what_is_seen():
     assert seen.grad is None
     assert predicted.grad is not None
     torch.testing.assert_close(alignment_loss(seen, 3 * seen, 1.0), torch.tensor(0.0), atol=1e-6, rtol=0)
+    rows = torch.randn(1000, 3)  # some cosines are a little above one
+    assert alignment_loss(rows, 3 * rows, 1.5).isfinite()
+
+
+def test_the_alignment_trains_all_but_the_head_as_the_settings_ask(split):
+    ours = trainer_of(split, lr=0.02, weight_decay=0.03, predictor_dropout=0.4, reconstruction_weight=4.0)
+    assert (ours.predictor.dropout, {type(norm) for norm in ours.predictor.norms}) == (0.4, {nn.LayerNorm})
+    before = copy.deepcopy([part.state_dict() for part in (ours.model, ours.auxiliary_modules)])
+    ours.train_epoch(0)
+    assert [(group["lr"], group["weight_decay"]) for group in ours.optimizer.param_groups] == [(0.02, 0.03)]
+    for part, former in zip((ours.model, ours.auxiliary_modules), before, strict=True):
+        for name, tensor in part.named_parameters():
+            assert torch.equal(tensor, former[name]) == name.startswith("head"), name
+    plain = trainer_of(split, predictor_layers=1, reconstruction_weight=0.0)
+    assert (type(plain.predictor), plain.decoder) == (nn.Linear, None)
+    plain.train_epoch(0)
 
 
 def test_masks_leave_out_single_numbers():
@@ -138,6 +154,7 @@ def test_no_label_moves_the_alignment_and_the_head_moves_nothing_else(split):
     for mine, theirs in zip(ours.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     encoder = copy.deepcopy(ours.model.encoder.state_dict())
+    ours.model.train().encoder.dropout = 0.5  # the rows of the head are those without dropout
     head = HeadTrainer(ours.model, ours.split, SimMLPConfig(head_lr=0.1, weight_decay=0.3, head_weight_decay=0.02))
     assert [(group["lr"], group["weight_decay"]) for group in head.optimizer.param_groups] == [(0.1, 0.02)]
     x, y, nodes = ours.split.observed.x, ours.split.observed.y, ours.split.observed.train_mask
@@ -158,6 +175,8 @@ def test_the_head_follows_the_alignment_with_limits_of_its_own(split, teacher_ou
         limits[phase] = network.max_epochs, network.patience, network.min_epochs
         if phase == "simmlp":
             assert not trainer.model.head.bias.any()
+            torch.manual_seed(config.seed + 1_000_003)  # whatever was drawn before
+            assert torch.equal(trainer.model.head.weight, nn.init.xavier_uniform_(torch.empty(4, 512)))
         return found
 
     monkeypatch.setattr(task, "fit", fit)

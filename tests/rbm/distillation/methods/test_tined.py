@@ -44,6 +44,10 @@ def student_of(teacher, *, identity: bool = True, in_channels: int = 6) -> TINED
 @pytest.mark.parametrize("hidden", [3, 8])
 def test_operations_are_those_that_the_teacher_does(directed_graph, name, hidden):
     teacher = teacher_of(name, hidden, num_layers=3, norm="batch")
+    with torch.no_grad():  # a new teacher has biases of zero and norms that change nothing
+        for key, tensor in teacher.state_dict().items():
+            if key.endswith(("bias", "running_mean", "running_var")):
+                tensor.uniform_(0.5, 1.5)
     edges = edges_for(teacher, directed_graph)
     found = teacher_operations(teacher, directed_graph.x, edges)
     kinds, sizes = TINEDStudent.plan(6, hidden, 4, 3, feature_transformations(teacher)[1])
@@ -200,6 +204,17 @@ def test_a_share_of_the_edges_is_drawn_anew(split, taught):
     ours = TINEDTrainer(student_of(teacher), split, outputs, config)
     values = {ours.energies().item() for _ in range(4)}
     assert len(values) == 4
+    few = TINEDTrainer(student_of(teacher), split, outputs, TINEDConfig(energy_share=1e-9, energy_weight=1.0))
+    assert few.energies().item() > 0, "at least one edge is drawn"
+
+
+def test_energies_are_those_of_the_teacher_in_eval_mode(split):
+    """A given teacher may be in training mode."""
+    teacher = teacher_of("sage", 3, dropout=0.9)
+    outputs, config = outputs_from_module(teacher, split, 4), TINEDConfig()
+    expected = TINEDTrainer(student_of(teacher), split, outputs, config).targets
+    assert TINEDTrainer(student_of(teacher.train()), split, outputs, config).targets == expected
+    assert teacher.training
 
 
 def test_without_a_weight_no_energy_is_computed(split, taught, monkeypatch):
@@ -234,12 +249,13 @@ def test_the_ends_of_drawn_edges_suffice(split, taught, log):
 
 def test_propagations_start_as_the_settings_ask(taught):
     _, outputs = taught
-    seen = []
+    seen, sizes = [], []
     student = SimpleNamespace(inject=lambda weights, *, identity: seen.append(identity))
-    task = SimpleNamespace(teacher_outputs=outputs, new_student=lambda *_, **__: student)
+    task = SimpleNamespace(teacher_outputs=outputs, new_student=lambda *_, **given: sizes.append(given) or student)
     for start in ("identity", "random"):
         tined.injected_student(task, TINEDConfig(propagation_init=start), None)
     assert seen == [True, False]
+    assert sizes[0] == {"hidden_channels": 3, "num_layers": 2, "propagation": "layers", "features": 6}
 
 
 def test_norms_of_batches_take_all_rows(split, taught):
@@ -288,8 +304,12 @@ def test_learns_from_each_teacher(small_graph, quick, name):
     assert len(result.student.layers) == {"sage": 4, "gcn": 4, "appnp": 3, "mlp": 2}[name]
 
 
-def test_a_graph_without_edges_has_no_energies(quick, directed_graph):
-    directed_graph.edge_index = torch.empty(2, 0, dtype=torch.int64)
+@pytest.mark.parametrize("edges", [False, True])
+def test_a_graph_without_edges_or_differences_has_no_energies(directed_graph, edges):
+    if edges:
+        directed_graph.x.fill_(1.0)
+    else:
+        directed_graph.edge_index = torch.empty(2, 0, dtype=torch.int64)
     split = split_graph(directed_graph)
     teacher = teacher_of("sage", 3)
     ours = TINEDTrainer(student_of(teacher), split, outputs_from_module(teacher, split, 4), TINEDConfig(max_epochs=2))
