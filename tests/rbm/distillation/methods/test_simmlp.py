@@ -94,10 +94,11 @@ def test_no_gradient_flows_into_what_is_seen():
 def test_the_alignment_trains_all_but_the_head_as_the_settings_ask(split):
     ours = trainer_of(split, lr=0.02, weight_decay=0.03, predictor_dropout=0.4, reconstruction_weight=4.0)
     assert (ours.predictor.dropout, {type(norm) for norm in ours.predictor.norms}) == (0.4, {nn.LayerNorm})
-    before = copy.deepcopy([part.state_dict() for part in (ours.model, ours.auxiliary_modules)])
+    parts = ours.model, ours.aggregator, ours.predictor, ours.decoder
+    before = copy.deepcopy([part.state_dict() for part in parts])
     ours.train_epoch(0)
     assert [(group["lr"], group["weight_decay"]) for group in ours.optimizer.param_groups] == [(0.02, 0.03)]
-    for part, former in zip((ours.model, ours.auxiliary_modules), before, strict=True):
+    for part, former in zip(parts, before, strict=True):
         for name, tensor in part.named_parameters():
             assert torch.equal(tensor, former[name]) == name.startswith("head"), name
     plain = trainer_of(split, predictor_layers=1, reconstruction_weight=0.0)
