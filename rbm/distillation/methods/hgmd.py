@@ -70,7 +70,7 @@ class HGMDTrainer(NodeTrainer):
         if self.last_logits is None:
             return torch.ones_like(self.similarity)
         v, u = self.graph.targets, self.graph.sources
-        rate = self.config.rate / _FALL ** (epoch / max(1, self.config.max_epochs - 1))
+        rate = self.config.rate / _FALL ** (epoch / (self.config.max_epochs - 1))
         knowledge, distillation = self.knowledge_hardness, hardness(self.last_logits)
         ratio = (knowledge[v] * distillation[v]).sqrt() / knowledge[u]
         return -torch.expm1(-rate * self.similarity * ratio)

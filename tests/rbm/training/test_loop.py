@@ -2,6 +2,8 @@
 
 import itertools
 from dataclasses import replace
+from time import perf_counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,6 +122,15 @@ def test_continues_from_a_checkpoint(tmp_path, monkeypatch):
     assert result == whole
     assert again.model.weight.item() == whole.best_epoch + 1
     assert [record["epoch"] for record in read_metrics(folder.path)] == list(range(6))
+
+
+def test_checkpoints_are_ten_seconds_apart(tmp_path, monkeypatch):
+    ticks, saved = itertools.count(step=4), []
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=perf_counter))
+    folder = RunFolder(tmp_path / "run", Config())
+    monkeypatch.setattr(folder, "save_checkpoint", lambda snapshot: saved.append(snapshot["epoch"]))
+    run(Script(val=[0.1] * 6), folder=folder)
+    assert saved == [3, 6]
 
 
 def test_a_training_that_was_over_is_not_continued(tmp_path, monkeypatch):
