@@ -132,5 +132,5 @@ def test_the_end_of_the_walks_is_foreseen(clock, small_graph, monkeypatch, secon
     encoder = task.Encoder(split_graph(small_graph), 3, 0, Cache(), [], Progress(None), Timings())
     expected = nullcontext() if stopped_at is None else pytest.raises(OutOfTimeError, match="encodings")
     with expected, time_limit(60.0):
-        encoder(EncodingConfig(epochs=1, walks_per_node=10))
+        encoder(EncodingConfig(epochs=2, walks_per_node=5))
     assert clock[0] == (stopped_at or 60.0)
