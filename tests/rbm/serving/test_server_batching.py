@@ -99,6 +99,30 @@ def test_a_request_that_is_cancelled_costs_the_others_of_its_batch_nothing(serve
     assert batcher.waiting_rows == 0
 
 
+def test_a_batch_holds_rows_of_one_student_up_to_the_limit_in_their_order(served):
+    other, batcher = open_student(rbm.RbMStudent(F, 8, 5)), Batcher(Limits(rows=4, queue_rows=9), Metrics(), 1)
+    gate, sizes = hold_forwards(served)
+    x = torch.randn(7, F)
+
+    async def ask():
+        batcher.start()
+        first = asyncio.create_task(batcher.answer(served, x[:1]))
+        await asyncio.to_thread(wait_until, lambda: sizes)
+        parts = [(served, x[:2]), (served, x[2:3]), (served, x[3:5]), (other, x[5:6]), (served, x[6:7])]
+        waiting = [asyncio.create_task(batcher.answer(*part)) for part in parts]
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError, match="7 rows are waiting already"):
+            await asyncio.wait_for(batcher.answer(served, x[:3]), 5)
+        gate.set()
+        for (student, rows), answer in zip(parts, await asyncio.wait_for(asyncio.gather(*waiting), 5), strict=True):
+            torch.testing.assert_close(torch.from_numpy(answer), student.probabilities(rows))
+        await first
+
+    asyncio.run(ask())
+    batcher.close()
+    assert sizes[:4] == [1, 3, 2, 1]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_forward_has_its_threads(threads):
     app, found = make_app(rbm.RbMStudent(F, 8, 3), threads=threads), []
