@@ -12,6 +12,7 @@ import rbm_kernels
 from rbm_kernels import NetworkLayer, expert_order, memory_statistics, memory_update_, pack_network
 from rbm_kernels._library import TRITON_OPERATORS
 from rbm_kernels.ops.cosine_topk import op as cosine_topk_op
+from rbm_kernels.ops.memory_update import op as memory_update_op
 
 REFUSED = (ValueError, TypeError, RuntimeError)
 
@@ -243,13 +244,16 @@ def test_a_transformation_that_cannot_follow_an_update_says_so_itself(transforma
         update(*(torch.rand(*batch, *shape) for shape in ((E, D), (E, D), (E,))))
 
 
-def test_neighbours_in_one_storage_are_taken():
+@pytest.mark.parametrize("update", [memory_update_, memory_update_op._eager_update])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
+def test_neighbours_in_one_storage_are_taken(update, decay):
     storage = torch.rand(100)
     memory, sums, total = storage[: E * D].view(E, D), storage[E * D : 2 * E * D].view(E, D), storage[2 * E * D :][:E]
     expected = memory.clone()
-    memory_update_(expected, sums, total, 0.5)
-    memory_update_(memory, sums, total, 0.5)
-    assert torch.equal(memory, expected)
+    memory_update_(expected, sums, total, decay)
+    update(memory, sums, total, decay)
+    torch.testing.assert_close(memory, expected)
+    update(memory[:0], sums[:0], memory[:0, 0], decay)  # no elements overlap nothing
 
 
 @pytest.mark.native

@@ -68,6 +68,7 @@ BAD = {
     "a column of 10**30": ({"indices": [[10**30]], "values": [[1]]}, f"expected 0 to {F - 1}"),
     "half a column": ({"indices": [[0.5]], "values": [[1]]}, "holds a number, expected whole numbers"),
     "a column twice": ({"indices": [[1, 1]], "values": [[1, 2]]}, "a column of a row twice"),
+    "a value in quotes": ({"indices": [[0]], "values": [["1"]]}, "row 0 of 'values' holds a string, expected numbers"),
     "fewer values": ({"indices": [[0, 1]], "values": [[1]]}, "row 0 of 'values' holds 1 numbers, expected 2"),
     "fewer rows of values": ({"indices": [[0], [1]], "values": [[1]]}, "'values' holds 1 rows, expected 2"),
     "npy of NaN": (npy(np.full((1, F), np.nan, np.float32)), "row 0 holds NaN"),
