@@ -256,6 +256,11 @@ def _needs_derivative(*args) -> bool:
     return (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)) or has_tangent(*args)
 
 
+def is_exporting() -> bool:
+    """``torch.compiler.is_exporting()``, which is always true in code that ``torch.compile`` of torch 2.11 traces."""
+    return torch.compiler._is_exporting_flag
+
+
 def has_tangent(*args) -> bool:
     """Whether forward-mode differentiation (``torch.func.jvp``, dual numbers) is active for one of ``args``."""
     if forward_ad._current_level < 0:

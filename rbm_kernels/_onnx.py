@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rbm_kernels import _library
 from rbm_kernels.checks import accumulation_dtype
 from rbm_kernels.ops.cosine_topk.reference import EPS
 
@@ -22,7 +23,7 @@ def is_exporting() -> bool:
         RuntimeError: it is the deprecated exporter, which traces by TorchScript and does not know our operators.
     """
     # The first check is cheap, and nearly always false.
-    if torch.compiler.is_exporting():
+    if _library.is_exporting():
         return torch.onnx.is_in_onnx_export()
     if torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export():
         raise RuntimeError(

@@ -13,6 +13,7 @@ from rbm.utils.arguments import check_choice, check_flags, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.precision import autocast_dtype
 from rbm_kernels import expert_matmul
+from rbm_kernels._library import is_exporting
 from rbm_kernels.ops.expert_matmul.config import holds
 from rbm_kernels.ops.expert_matmul.op import order_for
 
@@ -200,7 +201,7 @@ def expert_feed_forward(
     (rows, k), (num_experts, wide, _) = experts.shape, weight_in.shape
     activate, _ = ACTIVATIONS[activation]
     # The activation comes before the sum over a row's experts, so each choice needs its own product.
-    if k > 1 and not torch.compiler.is_exporting() and holds(rows * k <= num_experts * wide):
+    if k > 1 and not is_exporting() and holds(rows * k <= num_experts * wide):
         # The copied rows are smaller than the weights, which would otherwise be read and packed once for each choice.
         x, gates, experts = x.repeat_interleave(k, 0), gates.reshape(-1, 1), experts.reshape(-1, 1)
         order = order_for(x, weight_in, experts)

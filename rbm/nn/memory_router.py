@@ -27,6 +27,7 @@ from rbm.utils.arguments import (
 from rbm.utils.distributed import world_size
 from rbm.utils.precision import autocast_dtype
 from rbm_kernels import memory_update_
+from rbm_kernels._library import is_exporting
 from rbm_kernels.ops.memory_update import reference
 
 
@@ -274,7 +275,7 @@ class MemoryRouter(nn.Module):
 
     @torch.no_grad()
     def _count(self, experts: Tensor, first: Tensor | None = None) -> None:
-        if torch.compiler.is_exporting():
+        if is_exporting():
             return
         _refuse_transformations("the experts' rows are counted", "track_usage = False on the layer")
         experts = experts.flatten()

@@ -8,7 +8,7 @@ pass, and the graph of a model that contains a checkpoint has a copy of the bloc
 import torch
 from torch import Tensor
 
-from rbm_kernels._library import LIBRARY
+from rbm_kernels._library import LIBRARY, is_exporting
 
 # A replayed CUDA graph would return the value from its capture.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe)
@@ -32,7 +32,7 @@ def first_forward(like: Tensor) -> Tensor | None:
     Returns:
         bool ``[]``; None in eager mode, where :func:`is_recomputing` is used, and while exporting.
     """
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if not torch.compiler.is_compiling() or is_exporting():
         return None
     return torch.ops.rbm.is_first_forward(like)
 

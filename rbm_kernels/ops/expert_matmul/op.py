@@ -14,6 +14,7 @@ from rbm_kernels._library import (
     implement_cuda,
     implement_everywhere,
     implement_fake,
+    is_exporting,
     refuse_derivative,
 )
 from rbm_kernels._vmap import implement_vmap
@@ -95,7 +96,7 @@ def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
 
     An exported program has none: it has no backward pass, and its number of rows must not be compared with anything.
     """
-    if not _kernels_serve(x) or experts.dtype != torch.int32 or torch.compiler.is_exporting():
+    if not _kernels_serve(x) or experts.dtype != torch.int32 or is_exporting():
         return None
     # vmap passes the rows of all slices to the operator, which makes one order for them.
     if torch._C._functorch.is_batchedtensor(experts):
