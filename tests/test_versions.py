@@ -1,11 +1,13 @@
 """The check of other versions of PyTorch and Python: its arguments, and that each of its parts can fail."""
 
+import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import version_probes
 
 from rbm_kernels import _native
 from tests import versions
@@ -83,6 +85,17 @@ def test_every_dependency_has_a_lower_bound():
     dependencies = re.findall(r'^ +"(.+)",$', block, re.MULTILINE)
     assert len(dependencies) >= 12
     assert [text for text in dependencies if not re.match(r"[\w-]+>=\d", text)] == []
+
+
+def test_every_lower_bound_is_installed(monkeypatch):
+    """Those of the extras too: without starlette, uvicorn and optuna, tests of the server and of searches skip."""
+    monkeypatch.chdir(ROOT)
+    told = versions.choose_versions(json.loads(version_probes.requirements()), lowest=True)
+    project = (ROOT / "pyproject.toml").read_text()
+    bounds = re.findall(r'"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)', project)
+    missing = {f"{name}=={bound}" for name, bound in bounds if name != "torch"} - {text.split(";")[0] for text in told}
+    assert len(bounds) >= 20
+    assert missing == set()
 
 
 def test_the_oldest_cmake():

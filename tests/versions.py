@@ -36,12 +36,12 @@ ARCHITECTURES = (80, 90)
 # with the usual shapes here: CI runs all shapes with one version.
 CHOSEN_TESTS = "not slow", "not (kernels.py or passes.py or properties.py or twin_run.py) or usual"
 TESTS = ("tests/test_import.py", "tests/test_build.py", "tests/rbm_kernels/test_*.py", "tests/rbm/**/test_*layer*.py")
-# Tests that read files, split, encode, train, plot and serve, and so use every dependency.
+# Tests that read files, split, encode, train, plot, serve and search, and so use every dependency.
 TESTS += tuple(
     f"tests/rbm/**/test_{name}.py"
     for name in (
         *("datasets", "foreign_matrices", "user_graph", "splits", "sparse_rows", "encodings", "statistics", "plots"),
-        *("run_folder", "server_process"),
+        *("run_folder", "server_process", "tune"),
     )
 )
 QUICK_DISTILLATION = tuple(
