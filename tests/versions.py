@@ -41,7 +41,7 @@ TESTS += tuple(
     f"tests/rbm/**/test_{name}.py"
     for name in (
         *("datasets", "foreign_matrices", "user_graph", "splits", "sparse_rows", "encodings", "statistics", "plots"),
-        *("run_folder", "server_process", "tune"),
+        *("public_files", "run_folder", "server_process", "tune"),
     )
 )
 QUICK_DISTILLATION = tuple(

@@ -309,7 +309,7 @@ def column_names(path: Path) -> list[str]:
             return []
     if path.suffix != ".csv":
         return []
-    line = _first_line(path)
+    line = _first_line(path).replace("\0", "\ufffd")  # zeros are of UTF-16, and an error of csv before Python 3.11
     try:
         return [name.strip() for name in next(csv.reader([line], delimiter=_separator(line)), [])]
     except csv.Error as error:
