@@ -48,6 +48,12 @@ def test_phase_result(folder):
     assert torch.equal(other.weight, model.weight)
 
 
+def test_a_model_without_parameters(folder):
+    """As label propagation is; safetensors before 0.4.4 writes a file of no tensors that it cannot read."""
+    folder.save_phase("teacher", torch.nn.Identity(), {"epochs": 3})
+    assert folder.finished("teacher") == {"epochs": 3}
+
+
 def test_existing_run_is_kept_unless_told_otherwise(folder):
     folder.append_metrics({"phase": "teacher", "epoch": 0})
     with pytest.raises(FileExistsError, match="exists and is not empty; use --resume to continue it, --overwrite"):
