@@ -6,6 +6,7 @@
 // processor that has AVX512-BF16.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -203,12 +204,12 @@ class LeftBlock {
   // Row r = `count` elements, then zeros to a whole register.
   RBM_INLINE void set(int64_t r, const BFloat16* source, int64_t count) {
     auto* const target = reinterpret_cast<BFloat16*>(row(r));
-    std::memcpy(target, source, count * sizeof(BFloat16));
+    std::copy_n(source, count, target);
     std::memset(target + count, 0, (round_up(count, 2 * kRegisterWidth) - count) * sizeof(BFloat16));
   }
 
-  // Calls act(column, columns, numbers) with the products of `valid` rows and `width` columns, a multiple of 16 of at
-  // most kBlockColumns, in parts: numbers [valid, columns].
+  // Calls act.template operator()<kColumns>(column, numbers) with the products of `valid` rows and `width` columns, a
+  // multiple of 16 of at most kBlockColumns, in parts: numbers [valid, kColumns].
   template <typename Tiles, typename Act>
   RBM_INLINE void multiply(
       Tiles, int64_t valid, const BFloat16Pair* right, int64_t right_stride, int64_t steps, int64_t width,
@@ -217,7 +218,7 @@ class LeftBlock {
     const BFloat16Pair* const left = pairs_.get();
     const auto part = [&]<int kRowTiles, int kColumnTiles>(int64_t column) __attribute__((always_inline)) {
       multiply_block<Tiles, kRowTiles, kColumnTiles>(left, stride_, right + column, right_stride, steps, numbers);
-      act(column, kColumnTiles * kRegisterWidth, numbers);
+      act.template operator()<kColumnTiles * kRegisterWidth>(column, numbers);
     };
     if (valid > kRegisterRows) {
       int64_t column = 0;

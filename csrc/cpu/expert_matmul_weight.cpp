@@ -161,19 +161,24 @@ RBM_INLINE void sum_expert_lanes(
 }
 RBM_DISPATCH(sum_expert)
 
-// As sum_expert with the tile registers of AMX. `gated` has room for kPieceRows / 2 whole registers.
+// As kPieceRows, with AMX: products are so fast that adding them up should be rare.
+constexpr int64_t kAmxPieceRows = 512, kAmxPieceSteps = kAmxPieceRows / 2;
+
+// As sum_expert, with the tile registers of AMX. `gated` has room for [kAmxPieceSteps, end - begin rounded up to 16],
+// and `panels` for [kAmxPieceSteps, features, padded to whole vectors].
 template <int kBytes, typename Tiles>
 RBM_INLINE void sum_expert_amx_lanes(
     Tiles tiles, const WeightGrad<BFloat16>& w, int64_t expert, int64_t begin, int64_t end, BFloat16Pair* gated,
     BFloat16Pair* panels, LeftBlock* left) {
+  using L = Lanes<float, kBytes>;
   const int64_t outputs = end - begin, features = w.in_features, stride = round_up(outputs, kRegisterRows);
   const int64_t padded = padded_columns<float, kBytes>(features), pairs = w.pairs->count(expert);
   float* const bias_sum = w.grad_bias + expert * w.out_features + begin;
   float* const weight_sum = w.grad_weight + (expert * w.out_features + begin) * features;
   std::fill_n(bias_sum, outputs, 0.0f);
-  std::fill_n(weight_sum, outputs * features, 0.0f);
-  for (int64_t first = 0; first < pairs; first += kPieceRows) {
-    const int64_t count = std::min(kPieceRows, pairs - first), steps = operands_of<BFloat16Pair>(count);
+  if (pairs == 0) std::fill_n(weight_sum, outputs * features, 0.0f);
+  for (int64_t first = 0; first < pairs; first += kAmxPieceRows) {
+    const int64_t count = std::min(kAmxPieceRows, pairs - first), steps = operands_of<BFloat16Pair>(count);
     const Pair* const piece = w.pairs->of(expert) + first;
     gate_rows(w, piece, count, begin, outputs, stride, bias_sum, gated);
     // Zeros up to a whole register: the left side multiplies them.
@@ -181,7 +186,7 @@ RBM_INLINE void sum_expert_amx_lanes(
     std::fill_n(gated + steps * stride, (whole_steps - steps) * stride, BFloat16Pair{});
     for (int64_t d = 0; d < padded; d += kBlockColumns) {
       const int64_t width = std::min(kBlockColumns, padded - d);
-      panel_of_rows(w, piece, count, d, std::min(width, features - d), width, panels + d * kPieceRows);
+      panel_of_rows(w, piece, count, d, std::min(width, features - d), width, panels + d * kAmxPieceSteps);
     }
     for (int64_t n = 0; n < outputs; n += kBlockRows) {
       const int64_t valid = std::min(kBlockRows, outputs - n);
@@ -193,15 +198,27 @@ RBM_INLINE void sum_expert_amx_lanes(
       }
       for (int64_t d = 0; d < padded; d += kBlockColumns) {
         const int64_t width = std::min(kBlockColumns, padded - d);
-        left->multiply(
-            tiles, valid, panels + d * kPieceRows, width, steps, width,
-            [&](int64_t offset, int64_t columns, const float* numbers) __attribute__((always_inline)) {
-              const int64_t filled = std::min(columns, features - d - offset);
-              for (int64_t r = 0; r < valid; ++r) {
-                float* const target = weight_sum + (n + r) * features + d + offset;
-                for (int64_t c = 0; c < filled; ++c) target[c] += numbers[r * columns + c];
+        const auto add = [&]<int kColumns>(int64_t offset, const float* numbers) __attribute__((always_inline)) {
+          float* const target = weight_sum + n * features + d + offset;
+          const int64_t filled = std::min<int64_t>(kColumns, features - d - offset);
+          for (int64_t r = 0; r < valid; ++r) {
+            if (filled < kColumns) {
+              for (int64_t c = 0; c < filled; ++c) {
+                const float before = first == 0 ? 0 : target[r * features + c];
+                target[r * features + c] = before + numbers[r * kColumns + c];
               }
-            });
+              continue;
+            }
+#pragma GCC unroll 4
+            for (int c = 0; c < kColumns; c += L::kCount) {
+              typename L::Vector product, sum{};
+              L::load(product, numbers + r * kColumns + c);
+              if (first > 0) L::load(sum, target + r * features + c);
+              L::store(target + r * features + c, sum + product);
+            }
+          }
+        };
+        left->multiply(tiles, valid, panels + d * kAmxPieceSteps, width, steps, width, add);
       }
     }
   }
@@ -217,9 +234,6 @@ void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
   const int64_t width = ceil_div(tiles, threads) * kTileRows;
   const int64_t slices = width > 0 ? ceil_div(w.out_features, width) : 0;
   parallel_for(0, slices * num_experts, 1, [&](int64_t begin, int64_t end) {
-    const auto gated = scratch<Operand>(kPieceRows * round_up(width, kRegisterRows));
-    // No vector is longer than 64 bytes.
-    const auto panels = scratch<Operand>(kPieceRows * (w.in_features + 64));
     const auto each_task = [&](const auto& sum) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t first = task / num_experts * width, last = std::min(first + width, w.out_features);
@@ -227,12 +241,17 @@ void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
       }
     };
     const bool with_amx = with_tiles<Operand>([&](auto tiles) {
-      LeftBlock left(kPieceRows / 2);
+      LeftBlock left(kAmxPieceSteps);
+      const auto gated = scratch<BFloat16Pair>(kAmxPieceSteps * round_up(width, kRegisterRows));
+      const auto panels = scratch<BFloat16Pair>(kAmxPieceSteps * (w.in_features + 64));
       each_task([&](int64_t expert, int64_t first, int64_t last) {
         sum_expert_amx(tiles, w, expert, first, last, gated.get(), panels.get(), &left);
       });
     });
     if (with_amx) return;
+    const auto gated = scratch<Operand>(kPieceRows * width);
+    // No vector is longer than 64 bytes.
+    const auto panels = scratch<Operand>(kPieceRows * (w.in_features + 64));
     each_task([&](int64_t expert, int64_t first, int64_t last) {
       sum_expert(w, expert, first, last, gated.get(), panels.get());
     });

@@ -6,6 +6,56 @@
 
 namespace rbm::cpu {
 
+// Adds the products of `valid` pairs with kColumns columns from `column` on to their sums, and to the gradients of
+// their gates.
+template <int kBytes, int kColumns>
+RBM_INLINE void add_block(
+    const Product<BFloat16, BFloat16Pair>& p, const Pair* pairs, int64_t valid, int64_t first_row, int64_t column,
+    const float* numbers, float* sums) {
+  using L = Lanes<float, kBytes>;
+  constexpr int kVectors = kColumns / L::kCount, kTogether = 8;
+  const auto out_of = [&](int64_t r) { return sums + (pairs[r].row - first_row) * p.to; };
+  if (column + kColumns > p.to) {
+    for (int64_t r = 0; r < valid; ++r) {
+      add_products(p, pairs[r], numbers + r * kColumns, out_of(r), column, p.to - column);
+    }
+    return;
+  }
+  for (int64_t r = 0; r < valid; ++r) {
+    const float gate = p.gates[pairs[r].index];
+    float* const out = out_of(r) + column;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      typename L::Vector product, sum;
+      L::load(product, numbers + r * kColumns + v * L::kCount);
+      L::load(sum, out + v * L::kCount);
+      sum += gate * product;
+      L::store(out + v * L::kCount, sum);
+    }
+  }
+  if (!p.with_gates) return;
+  for (int64_t r = 0; r < valid; r += kTogether) {
+    typename L::Vector totals[kTogether] = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < kTogether; ++i) {
+      // Past the last row, its products again, which are not added.
+      const int64_t row = std::min(r + i, valid - 1);
+      const BFloat16* const x = p.x + pairs[row].row * p.x_stride + column;
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        typename L::Vector product, number;
+        L::load(product, numbers + row * kColumns + v * L::kCount);
+        L::load(number, x + v * L::kCount);
+        totals[i] += product * number;
+      }
+    }
+    float of_rows[kTogether];
+    L::template sum_lanes<kTogether>(totals, of_rows);
+    for (int64_t i = 0; i < std::min<int64_t>(kTogether, valid - r); ++i)
+      p.grad_gates[pairs[r + i].index] += of_rows[i];
+  }
+}
+
 // As multiply_panel.
 template <int kBytes, typename Tiles>
 RBM_INLINE void multiply_panel_amx_lanes(
@@ -26,15 +76,10 @@ RBM_INLINE void multiply_panel_amx_lanes(
         for (int64_t column = 0; column < padded; column += kBlockColumns) {
           const int64_t width = std::min(kBlockColumns, padded - column);
           const BFloat16Pair* const panel = matrix + column * all_steps + first / 2 * width;
-          left->multiply(
-              tiles, valid, panel, width, steps, width,
-              [&](int64_t offset, int64_t columns, const float* numbers) __attribute__((always_inline)) {
-                const int64_t from = column + offset, filled = std::min(columns, p.to - from);
-                for (int64_t r = 0; r < valid; ++r) {
-                  float* const out = sums + (pairs[r].row - first_row) * p.to;
-                  add_products(p, pairs[r], numbers + r * columns, out, from, filled);
-                }
-              });
+          const auto add = [&]<int kColumns>(int64_t offset, const float* numbers) __attribute__((always_inline)) {
+            add_block<kBytes, kColumns>(p, pairs, valid, first_row, column + offset, numbers, sums);
+          };
+          left->multiply(tiles, valid, panel, width, steps, width, add);
         }
       }
     }

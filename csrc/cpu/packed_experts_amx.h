@@ -15,6 +15,7 @@ template <int kBytes, typename Tiles>
 RBM_INLINE void multiply_packed_amx_lanes(
     Tiles tiles, const PackedProduct<BFloat16, BFloat16Pair>& p, int64_t first_panel, int64_t last_panel,
     LeftBlock* left) {
+  using L = Lanes<float, kBytes>;
   const int64_t features = p.experts.features, height = packed_rows<BFloat16Pair>(features);
   const int64_t padded = padded_columns<float, kBytes>(p.experts.outputs);
   const int64_t begin = first_panel * kBlockColumns, end = std::min(last_panel * kBlockColumns, padded);
@@ -31,18 +32,24 @@ RBM_INLINE void multiply_packed_amx_lanes(
           const int64_t width = std::min(kBlockColumns, end - column);
           const BFloat16* const biases = matrix + column * height;
           const auto* const panel = reinterpret_cast<const BFloat16Pair*>(biases + width) + first * width;
-          left->multiply(
-              tiles, valid, panel, width, steps, width,
-              [&](int64_t offset, int64_t columns, const float* numbers) __attribute__((always_inline)) {
-                for (int64_t r = 0; r < valid; ++r) {
-                  const float gate = p.gates[pairs[r].index];
-                  float* const sums = p.sums + pairs[r].row * p.sum_stride + column + offset;
-                  for (int64_t c = 0; c < columns; ++c) {
-                    const float bias = first == 0 ? static_cast<float>(biases[offset + c]) : 0;
-                    sums[c] += gate * (numbers[r * columns + c] + bias);
-                  }
-                }
-              });
+          const auto add = [&]<int kColumns>(int64_t offset, const float* numbers) __attribute__((always_inline)) {
+            constexpr int kVectors = kColumns / L::kCount;
+            typename L::Vector bias[kVectors] = {};
+            for (int v = 0; v < kVectors && first == 0; ++v) L::load(bias[v], biases + offset + v * L::kCount);
+            for (int64_t r = 0; r < valid; ++r) {
+              const float gate = p.gates[pairs[r].index];
+              float* const sums = p.sums + pairs[r].row * p.sum_stride + column + offset;
+#pragma GCC unroll 4
+              for (int v = 0; v < kVectors; ++v) {
+                typename L::Vector product, sum;
+                L::load(product, numbers + r * kColumns + v * L::kCount);
+                L::load(sum, sums + v * L::kCount);
+                sum += gate * (product + bias[v]);
+                L::store(sums + v * L::kCount, sum);
+              }
+            }
+          };
+          left->multiply(tiles, valid, panel, width, steps, width, add);
         }
       }
     }

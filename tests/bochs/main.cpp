@@ -211,11 +211,11 @@ void compare_all(const Problem& problem) {
   std::vector<float> biases(kExperts * outputs), found_biases(biases.size());
   WeightGrad<BFloat16> sums{x.data(), features, grad.data(), outputs,        gates.data(),
                             &pairs,   features, outputs,     weights.data(), biases.data()};
-  std::vector<BFloat16Pair> gated(kPieceRows * round_up(outputs, 16)), of_rows(kPieceRows * (features + 64));
+  std::vector<BFloat16Pair> gated(kAmxPieceSteps * round_up(outputs, 16)), of_rows(kAmxPieceSteps * (features + 64));
   for (int64_t e = 0; e < kExperts; ++e) sum_expert(sums, e, int64_t{0}, outputs, gated.data(), of_rows.data());
   sums.grad_weight = found_weights.data();
   sums.grad_bias = found_biases.data();
-  LeftBlock transposed(kPieceRows / 2);
+  LeftBlock transposed(kAmxPieceSteps);
   with_amx([&](auto tiles) {
     for (int64_t e = 0; e < kExperts; ++e) {
       sum_expert_amx(tiles, sums, e, int64_t{0}, outputs, gated.data(), of_rows.data(), &transposed);
