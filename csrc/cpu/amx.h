@@ -128,21 +128,29 @@ inline TileUnit find_tile_unit() {
 #endif
 }
 
+// Decided once per process.
+inline TileUnit tile_unit() {
+  static const TileUnit unit = find_tile_unit();
+  return unit;
+}
+
 // Calls work(tiles) with the registers of this processor, if rows of Operand can be multiplied with any; otherwise
 // returns false.
 template <typename Operand, typename Work>
 bool with_tiles(const Work& work) {
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
-    static const TileUnit unit = find_tile_unit();
     const auto run = [&]<typename Tiles>(Tiles tiles) {
       Tiles::begin();
       work(tiles);
       Tiles::end();
       return true;
     };
-    if (unit == TileUnit::kAmx) return run(AmxTiles{});
-    if (unit == TileUnit::kEmulated) return run(EmulatedTiles{});
+    switch (tile_unit()) {
+      case TileUnit::kAmx: return run(AmxTiles{});
+      case TileUnit::kEmulated: return run(EmulatedTiles{});
+      case TileUnit::kNone: break;
+    }
   }
 #endif
   return false;
