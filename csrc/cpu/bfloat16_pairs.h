@@ -112,25 +112,18 @@ RBM_INLINE void pack_pairs_lanes(
 }
 RBM_DISPATCH(pack_pairs)
 
-// All panels of all matrices, packed as operands of either type.
-template <typename Operand, typename T>
-std::unique_ptr<Operand[]> pack_operands(const Unpacked<T>& m) {
-  if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
-    const int64_t steps = operands_of<BFloat16Pair>(m.rows);
-    auto packed = scratch<BFloat16Pair>(m.matrices * steps * PackedSizes::of<float>().padded(m.columns));
-    pack_panels(
-        m, [&](int64_t matrix, int64_t panel) { pack_pairs(m, matrix, panel, Bias<BFloat16>{}, packed.get()); });
-    return packed;
-  } else {
-    return pack_all<Operand>(m);
-  }
+// As pack_into for other numbers: all panels of all matrices.
+inline void pack_into(const Unpacked<BFloat16>& m, const Bias<BFloat16>& bias, BFloat16Pair* packed) {
+  pack_panels(m, [&](int64_t matrix, int64_t panel) { pack_pairs(m, matrix, panel, bias, packed); });
 }
 
-// As pack_into, for pairs.
-inline void pack_pairs_into(const Unpacked<BFloat16>& m, const Bias<BFloat16>& bias, BFloat16* packed) {
-  pack_panels(m, [&](int64_t matrix, int64_t panel) {
-    pack_pairs(m, matrix, panel, bias, reinterpret_cast<BFloat16Pair*>(packed));
-  });
+// The matrices without biases, packed as operands of either type.
+template <typename Operand, typename T>
+std::unique_ptr<Operand[]> pack_operands(const Unpacked<T>& m) {
+  const int64_t padded = PackedSizes::of<Accumulation<T>>().padded(m.columns);
+  auto packed = scratch<Operand>(m.matrices * operands_of<Operand>(m.rows) * padded);
+  pack_into(m, Bias<T>{}, packed.get());
+  return packed;
 }
 
 // Calls work(Operand{}) with the type of the operands that multiply rows of T on this processor.

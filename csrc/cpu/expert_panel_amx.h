@@ -51,8 +51,8 @@ RBM_INLINE void add_block(
     }
     float of_rows[kTogether];
     L::template sum_lanes<kTogether>(totals, of_rows);
-    for (int64_t i = 0; i < std::min<int64_t>(kTogether, valid - r); ++i)
-      p.grad_gates[pairs[r + i].index] += of_rows[i];
+    const int64_t rows = std::min<int64_t>(kTogether, valid - r);
+    for (int64_t i = 0; i < rows; ++i) p.grad_gates[pairs[r + i].index] += of_rows[i];
   }
 }
 

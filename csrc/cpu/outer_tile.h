@@ -194,11 +194,4 @@ void pack_into(const Unpacked<T>& m, const Bias<T>& bias, Stored* packed) {
   pack_panels(m, [&](int64_t matrix, int64_t panel) { pack(m, matrix, panel, bias, packed); });
 }
 
-template <typename Acc, typename T>
-std::unique_ptr<Acc[]> pack_all(const Unpacked<T>& m) {
-  auto packed = scratch<Acc>(m.matrices * m.rows * PackedSizes::of<Acc>().padded(m.columns));
-  pack_into(m, Bias<T>{}, packed.get());
-  return packed;
-}
-
 }  // namespace rbm::cpu

@@ -167,11 +167,8 @@ Tensor packed_of(const Tensor& weight, const std::optional<Tensor>& bias) {
   const Unpacked<T> unpacked{data<T>(weight), num_experts, features, outputs, outputs * features, 1, features};
   const Bias<T> biases{true, bias ? data<T>(*bias) : nullptr};
   with_operand<T>([&]<typename Operand>(Operand) {
-    if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
-      pack_pairs_into(unpacked, biases, mutable_data<T>(packed));
-    } else {
-      pack_into(unpacked, biases, mutable_data<T>(packed));
-    }
+    using Weight = typename PackedProduct<T, Operand>::Weight;
+    pack_into(unpacked, biases, reinterpret_cast<Weight*>(mutable_data<T>(packed)));
   });
   return packed;
 }
