@@ -12,6 +12,7 @@ OPERATORS = (
     "routed_matmul",
     "pack_experts",
     "routed_matmul_packed",
+    "expert_matmul_packed",
     "routed_matmul_int8",
     "packed_network",
     "sparse_expert_matmul",

@@ -19,7 +19,7 @@ from benchmarks.peers.experts import (
     sorted_addmm,
     split_by_expert,
 )
-from benchmarks.peers.ffn import eager_ffn, expert_matmul_ffn, grouped_mm_ffn, rbm_ffn
+from benchmarks.peers.ffn import eager_ffn, expert_matmul_ffn, grouped_mm_ffn, rbm_ffn, sorted_ffn
 from benchmarks.peers.layers import SortedRbMLayer, SplitRbMLayer, TunedRbMLayer
 from benchmarks.peers.libraries import missing_libraries, usable
 from benchmarks.peers.routing import by_topk
@@ -63,6 +63,7 @@ def ffn_peers(*, compiled: bool = True) -> dict[str, Callable[..., Tensor]]:
         "rbm": rbm_ffn,
         "rbm, rows copied": expert_matmul_ffn,
         "eager": eager_ffn,
+        "sorted": sorted_ffn,
         "grouped_mm": grouped_mm_ffn,
     }
     if compiled:

@@ -27,6 +27,20 @@ def eager_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tenso
     return y
 
 
+def sorted_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+    """Sort the (row, expert) pairs by expert, two products per expert, ``index_add`` the gated results."""
+    pairs, ends = sort_pairs(experts, up.shape[0])
+    rows, gate = pairs // experts.shape[1], gates.flatten()[pairs].to(x.dtype)
+    y, begin = torch.zeros_like(x), 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > begin:
+            mine = slice(begin, end)
+            out = F.linear(swiglu(F.linear(x[rows[mine]], up[expert])), down[expert])
+            y = y.index_add(0, rows[mine], out * gate[mine, None])
+            begin = end
+    return y
+
+
 def rbm_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
     """What :class:`rbm.RbMFeedForward` computes after routing."""
     return expert_feed_forward(x, up, None, down, None, gates, experts, activation="swiglu")

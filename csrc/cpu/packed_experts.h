@@ -33,8 +33,8 @@ constexpr int64_t kHotPanelBytes = 24576;
 // exceed L2.
 constexpr int64_t kMostInnerRows = 1024;
 
-// y[pairs[r].row] += gate * (bias + W x[pairs[r].row]) for pairs and panels of columns. y must be zero initially. Rows
-// and weights are multiplied as Operand: the type that rows of T are summed in, or pairs of bfloat16.
+// y[pairs[r].row] += gate * (bias + W x[pairs[r].row]) for pairs and panels of columns. Rows and weights are multiplied
+// as Operand: the type that rows of T are summed in, or pairs of bfloat16.
 template <typename T, typename Operand>
 struct PackedProduct {
   using Acc = Accumulation<T>;
@@ -49,6 +49,15 @@ struct PackedProduct {
   int64_t count;  // n
   Acc* sums;      // [n, at least padded columns]
   int64_t sum_stride;
+  bool own_rows = false, own_sums = false;  // whether rows and sums are [n k, ...]: one for each pair, by its index
+
+  const Row* row_of(const Pair& pair) const { return rows + (own_rows ? pair.index : pair.row) * row_stride; }
+  Acc* sums_of(const Pair& pair) const { return sums + (own_sums ? pair.index : pair.row) * sum_stride; }
+  // Clears the columns [begin, end) of all sums.
+  void clear(int64_t begin, int64_t end) const {
+    const int64_t all = own_sums ? pairs->all() : count;
+    for (int64_t row = 0; row < all; ++row) std::fill_n(sums + row * sum_stride + begin, end - begin, Acc(0));
+  }
 };
 
 template <typename T, typename Operand>
@@ -132,9 +141,9 @@ RBM_INLINE void multiply_packed_rows(
   Acc gates[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    rows[r] = reinterpret_cast<const Operand*>(p.rows + pairs[r].row * p.row_stride) + first;
+    rows[r] = reinterpret_cast<const Operand*>(p.row_of(pairs[r])) + first;
     gates[r] = p.gates[pairs[r].index];
-    sums[r] = p.sums + pairs[r].row * p.sum_stride + column;
+    sums[r] = p.sums_of(pairs[r]) + column;
   }
   const auto step = [&](int64_t columns) {
     column += columns;
@@ -226,10 +235,10 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T, Operand>& p, int64_
   constexpr int64_t kMostInner = kBytes == 64 ? kMostInnerRows : kHotRows;
   const int64_t begin = first_panel * kWidth;
   const int64_t end = std::min(last_panel * kWidth, padded_columns<Acc, kBytes>(p.experts.outputs));
-  for (int64_t row = 0; row < p.count; ++row) std::fill_n(p.sums + row * p.sum_stride + begin, end - begin, Acc(0));
+  p.clear(begin, end);
   const int64_t steps = operands_of<Operand>(p.experts.features);
   const int64_t blocks = std::max<int64_t>(1, ceil_div(steps, kMostInner)), block = ceil_div(steps, blocks);
-  if (p.count == 1 && begin == 0 && end <= kWidth && blocks == 1) {
+  if (p.count == 1 && !p.own_rows && !p.own_sums && begin == 0 && end <= kWidth && blocks == 1) {
     if (end == kWidth) return packed_row_of<kBytes, tile_vectors<kBytes>()>(p);
     const int64_t vectors = end / Lanes<Acc, kBytes>::kCount;
     return with_last_vectors<kBytes>(

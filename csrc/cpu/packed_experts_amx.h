@@ -19,7 +19,7 @@ RBM_INLINE void multiply_packed_amx_lanes(
   const int64_t features = p.experts.features, height = packed_rows<BFloat16Pair>(features);
   const int64_t padded = padded_columns<float, kBytes>(p.experts.outputs);
   const int64_t begin = first_panel * kBlockColumns, end = std::min(last_panel * kBlockColumns, padded);
-  for (int64_t row = 0; row < p.count; ++row) std::fill_n(p.sums + row * p.sum_stride + begin, end - begin, 0.0f);
+  p.clear(begin, end);
   for (int64_t e = 0; e < p.experts.num_experts; ++e) {
     const BFloat16* const matrix = p.experts.values + e * height * padded;
     for (int64_t first = 0; first == 0 || 2 * first < features; first += kAmxInner) {
@@ -27,7 +27,7 @@ RBM_INLINE void multiply_packed_amx_lanes(
       for (int64_t i = 0; i < p.pairs->count(e); i += kBlockRows) {
         const Pair* const pairs = p.pairs->of(e) + i;
         const int64_t valid = std::min(kBlockRows, p.pairs->count(e) - i);
-        for (int64_t r = 0; r < valid; ++r) left->set(r, p.rows + pairs[r].row * p.row_stride + 2 * first, inner);
+        for (int64_t r = 0; r < valid; ++r) left->set(r, p.row_of(pairs[r]) + 2 * first, inner);
         for (int64_t column = begin; column < end; column += kBlockColumns) {
           const int64_t width = std::min(kBlockColumns, end - column);
           const BFloat16* const biases = matrix + column * height;
@@ -38,7 +38,7 @@ RBM_INLINE void multiply_packed_amx_lanes(
             for (int v = 0; v < kVectors && first == 0; ++v) L::load(bias[v], biases + offset + v * L::kCount);
             for (int64_t r = 0; r < valid; ++r) {
               const float gate = p.gates[pairs[r].index];
-              float* const sums = p.sums + pairs[r].row * p.sum_stride + column + offset;
+              float* const sums = p.sums_of(pairs[r]) + column + offset;
 #pragma GCC unroll 4
               for (int v = 0; v < kVectors; ++v) {
                 typename L::Vector product, sum;

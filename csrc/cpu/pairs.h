@@ -35,6 +35,7 @@ class PairsByExpert {
     }
   }
 
+  int64_t all() const { return begins_[num_experts_]; }
   int64_t count(int64_t expert) const { return begins_[expert + 1] - begins_[expert]; }
   const Pair* of(int64_t expert) const { return pairs_.get() + begins_[expert]; }
 

@@ -1,18 +1,21 @@
 """A mixture of feed-forward experts, routed by memory, that replaces the feed-forward network of a transformer."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout as drop
+from rbm.nn.folded_weights import PACKED_DTYPES, KeepsCopy, Sources
 from rbm.nn.memory_router import MemoryRouter, Routing, draw_experts
 from rbm.nn.sparse_rows import refuse_nested, refuse_symbols
 from rbm.utils.arguments import check_choice, check_flags, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.precision import autocast_dtype
-from rbm_kernels import expert_matmul
+from rbm_kernels import cosine_topk, expert_matmul, expert_matmul_packed, pack_experts
 from rbm_kernels._library import is_exporting
 from rbm_kernels.ops.expert_matmul.config import holds
 from rbm_kernels.ops.expert_matmul.op import order_for
@@ -21,7 +24,8 @@ from rbm_kernels.ops.expert_matmul.op import order_for
 def swiglu(x: Tensor) -> Tensor:
     """SiLU of the first half times the second half: ``[..., 2 I]`` to ``[..., I]``."""
     gate, value = x.chunk(2, dim=-1)
-    return F.silu(gate) * value
+    gate = F.silu(gate)
+    return gate * value if torch.is_grad_enabled() else gate.mul_(value)
 
 
 # By name: the function, and how many outputs of the first product make one hidden feature.
@@ -33,7 +37,19 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 }
 
 
-class RbMFeedForward(MemoryRouter):
+# Hidden features that are computed at once at inference on a CPU. More would leave its caches.
+_HIDDEN_AT_ONCE = 1 << 20
+
+
+class PackedPair(NamedTuple):
+    """Experts of both products, packed for a CPU, and the parameters that they were made from."""
+
+    weight_in: Tensor
+    weight_out: Tensor
+    sources: Sources
+
+
+class RbMFeedForward(KeepsCopy, MemoryRouter):
     r"""Mixture of feed-forward experts, routed by memory: from ``[..., in_features]`` to ``[..., out_features]``.
 
     Each row goes to the ``top_k`` of ``num_experts`` experts whose memory vectors are closest to it in cosine
@@ -44,7 +60,8 @@ class RbMFeedForward(MemoryRouter):
 
     The products run on :func:`rbm_kernels.expert_matmul`, with one call for each product and each of a row's ``top_k``
     choices. Rows are not copied for their experts, neither in the forward nor in the backward pass, unless there are so
-    few that the copies are smaller than the weights.
+    few that the copies are smaller than the weights. At inference on a CPU, the layer keeps a packed copy of its
+    weights, of their size, from the first forward without gradients until a parameter changes.
 
     Args:
         in_features: size of a row.
@@ -141,6 +158,10 @@ class RbMFeedForward(MemoryRouter):
         if not isinstance(h, Tensor):
             refuse_symbols(h)
             raise TypeError(f"input is a {type(h).__name__}, expected a dense tensor")
+        if not (self.training or return_routing or torch.is_grad_enabled()):
+            y = self._answer(h)
+            if y is not None:
+                return y
         refuse_nested(h)
         if h.layout is not torch.strided:
             raise TypeError(f"input is {h.layout}, expected a dense tensor; use .to_dense()")
@@ -158,12 +179,66 @@ class RbMFeedForward(MemoryRouter):
         )
 
     def _combine(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        packed = self._packed(rows)
+        if packed is not None:
+            return self._by_packed(rows, gates, experts, packed)
         parameters = (self.weight_in, self.bias_in, self.weight_out, self.bias_out)
         dtype = autocast_dtype(rows, self._dtype)
         if dtype is not None:
             rows, *parameters = (None if t is None else t.to(dtype) for t in (rows, *parameters))
         dropout = self.dropout if self.training else 0.0
         return expert_feed_forward(rows, *parameters, gates, experts, activation=self.activation, dropout=dropout)
+
+    def _answer(self, h: Tensor) -> Tensor | None:
+        """The forward of inference by packed experts, if they serve. One row may take only microseconds."""
+        packed = self._packed(h)
+        if packed is None:
+            return None
+        rows = h if h.dim() == 2 else self._rows(h)
+        gates, experts, _ = cosine_topk(rows, self.memory, self.top_k, temperature=self.gate_temperature)
+        if self.track_usage:
+            self._count(experts)
+        y = self._by_packed(rows, gates, experts, packed)
+        return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
+
+    def _packed(self, rows: Tensor) -> PackedPair | None:
+        """Packed experts for plain rows on a CPU, where no derivative is needed and nothing is traced; or None."""
+        if self.training or torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            return None
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state():
+            return None
+        dtype, memory = rows.dtype, self._buffers.get("memory")
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        if memory is None or memory.dtype != wide or dtype not in PACKED_DTYPES or dtype != self.weight_in.dtype:
+            return None
+        if type(rows) is not Tensor or not rows.is_cpu or rows.shape[-1:] != memory.shape[-1:]:
+            return None
+        if torch._C._is_any_autocast_enabled() and autocast_dtype(rows, dtype) is not None:
+            return None
+        packed = self._copy
+        if packed is None or not packed.sources.are_still(self._parameters):
+            parameters = {name: getattr(self, name) for name in ("weight_in", "bias_in", "weight_out", "bias_out")}
+            sources = Sources.of(self, parameters)
+            if sources is None:
+                return None
+            weight_in, bias_in, weight_out, bias_out = parameters.values()
+            packed = PackedPair(pack_experts(weight_in, bias_in), pack_experts(weight_out, bias_out), sources)
+            self._copy = packed
+        return packed
+
+    def _by_packed(self, rows: Tensor, gates: Tensor, experts: Tensor, packed: PackedPair) -> Tensor:
+        wide = ACTIVATIONS[self.activation][1] * self.hidden_features
+        # Each expert should get enough rows of a part to pay for reading its weights.
+        most = max(256 * self.num_experts // self.top_k, _HIDDEN_AT_ONCE // (self.top_k * wide))
+        if len(rows) <= most:
+            return self._by_packed_at_once(rows, gates, experts, packed, wide)
+        parts = zip(*(t.split(most) for t in (rows, gates, experts)), strict=True)
+        return torch.cat([self._by_packed_at_once(*part, packed, wide) for part in parts])
+
+    def _by_packed_at_once(self, rows: Tensor, gates: Tensor, experts: Tensor, packed: PackedPair, wide: int) -> Tensor:
+        hidden = expert_matmul_packed(rows, None, experts, packed.weight_in, wide)
+        hidden = ACTIVATIONS[self.activation][0](hidden)
+        return expert_matmul_packed(hidden, gates, experts, packed.weight_out, self.out_features)
 
     @property
     def _dtype(self) -> torch.dtype:

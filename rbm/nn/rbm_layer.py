@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rbm.nn import sparse_rows as sparse
-from rbm.nn.folded_weights import FoldedExperts, fold, forget
+from rbm.nn.folded_weights import FoldedExperts, KeepsCopy, fold
 from rbm.nn.memory_router import MemoryRouter, Routing, copy_expert, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.utils.arguments import check_flags, check_positive
@@ -16,7 +16,7 @@ from rbm_kernels import NetworkLayer, cosine_topk, expert_matmul, routed_matmul,
 from rbm_kernels.ops.fold_experts.reference import input_scale
 
 
-class FusedRbMLayer(MemoryRouter):
+class FusedRbMLayer(KeepsCopy, MemoryRouter):
     r"""Routing-by-Memory layer (paper, Eqs. 3 to 5): a module from ``[..., in_features]`` to ``[..., out_features]``.
 
     Each row goes to the ``top_k`` of ``num_experts`` linear experts whose memory vectors are closest to it in cosine
@@ -75,7 +75,7 @@ class FusedRbMLayer(MemoryRouter):
         TypeError: an argument has the wrong type, such as 3.0 for an integer, or ``dtype`` is not floating-point.
     """
 
-    _folded: FoldedExperts | None = None
+    _copy: FoldedExperts | None = None
 
     def __init__(
         self,
@@ -162,15 +162,6 @@ class FusedRbMLayer(MemoryRouter):
         """The weight, and the bias and attention if the layer has them: ``[E, ...]`` each."""
         return [p for p in (self.weight, self.bias, self.attention) if p is not None]
 
-    def train(self, mode: bool = True) -> "FusedRbMLayer":
-        """Like :meth:`torch.nn.Module.train`; ``eval()`` applies the last recorded forward to the memory.
-
-        In both modes, the folded copy of the experts is dropped.
-        """
-        self._folded = None
-        forget()  # the copy in a student that contains this layer
-        return super().train(mode)
-
     def extra_repr(self) -> str:
         return (
             f"{self.in_features}, {self.out_features}, num_experts={self.num_experts}, top_k={self.top_k}, "
@@ -207,10 +198,10 @@ class FusedRbMLayer(MemoryRouter):
         dtype = autocast_dtype(h, self.weight.dtype) if torch._C._is_any_autocast_enabled() else None
         if torch.compiler.is_compiling():
             return self._answer_by(h, dtype, *self._fold(dtype))
-        folded = self._folded
+        folded = self._copy
         if folded is None or not folded.is_valid_for(self._parameters, dtype):
             folded, keep = FoldedExperts.of(self, dtype)
-            self._folded = folded if keep else None
+            self._copy = folded if keep else None
         if not folded.is_packed:
             return self._answer_by(h, dtype, folded.weight, folded.bias)
         rows = h if h.dim() == 2 else self._rows(h)
@@ -239,17 +230,8 @@ class FusedRbMLayer(MemoryRouter):
     def _fold(self, dtype: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
         return fold(self.weight, self.bias, self.attention, self.log_scale, dtype)
 
-    def __getstate__(self) -> dict:
-        # A copy has its own parameters: their version counters start again and cannot be compared with the original's.
-        return {**super().__getstate__(), "_folded": None}
-
-    def _apply(self, fn, recurse: bool = True) -> "FusedRbMLayer":
-        self._folded = None
-        return super()._apply(fn, recurse)
-
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
         scale = state_dict.get(f"{prefix}log_scale")
         if scale is not None and scale.dim() == 0:  # saved by an earlier version
             state_dict[f"{prefix}log_scale"] = scale.reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self._folded = None

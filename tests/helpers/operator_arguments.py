@@ -43,6 +43,7 @@ def arguments(b=B, d=D, n=N, e=E, k=K):
         "routed_matmul": {"x": x, "memory": memory, "weight": weight, "bias": bias, "k": k},
         "pack_experts": {"weight": weight, "bias": bias},
         "routed_matmul_packed": {"x": x, "memory": memory, "packed": packed, "out_features": n, "k": k},
+        "expert_matmul_packed": {"x": x, **pairs, "packed": packed, "out_features": n},
         "routed_matmul_int8": {"x": x, "memory": memory, "experts": int8, "out_features": n, "k": k},
         "packed_network": {"x": x, "network": pack_network([layer]), "out_features": n},
         "sparse_expert_matmul": rows | {"weight": weight, "bias": bias, "scale": scale, **pairs},

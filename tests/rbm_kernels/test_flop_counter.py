@@ -25,6 +25,7 @@ COUNTS = {
     "expert_matmul_backward_weight": EXPERTS,
     "routed_matmul": ROUTING + EXPERTS,
     "routed_matmul_packed": ROUTING + EXPERTS,
+    "expert_matmul_packed": EXPERTS,
     "routed_matmul_int8": ROUTING + EXPERTS,
     "packed_network": 2 * B * D * N,
     "sparse_expert_matmul": 2 * STORED * K * N,

@@ -34,7 +34,8 @@ PUBLIC_ARGUMENTS = [at for at in tensor_arguments() if hasattr(rbm_kernels, at[0
 def test_what_is_no_tensor(operator, name):
     """NumPy's arrays have a dtype and a shape of the same names."""
     given = arguments()[operator]
-    optional = name in ("bias", "attention", "scale") or (operator, name) == ("routed_matmul_int8", "memory")
+    optional = name in ("bias", "attention", "scale")
+    optional = optional or (operator, name) in (("routed_matmul_int8", "memory"), ("expert_matmul_packed", "gates"))
     for value in (given[name].numpy(), given[name].tolist(), *([] if optional else [None])):
         with pytest.raises(TypeError, match=rf"rbm::\w+: {name} is a {type(value).__name__}, expected a tensor"):
             getattr(rbm_kernels, operator)(**given | {name: value})
@@ -119,6 +120,7 @@ SIZES = {
     "routed_matmul": "bdne",
     "pack_experts": "dne",
     "routed_matmul_packed": "bde",
+    "expert_matmul_packed": "bdek",
     "routed_matmul_int8": "be",
     "packed_network": "bd",
     "sparse_expert_matmul": "bdnek",
@@ -311,7 +313,7 @@ def test_memory_that_runs_out_is_said(name):
 
 @pytest.mark.native
 @pytest.mark.parametrize("out_features", [-1, 2**31, 2**63 - 1])
-@pytest.mark.parametrize("operator", ["routed_matmul_packed", "routed_matmul_int8"])
+@pytest.mark.parametrize("operator", ["routed_matmul_packed", "expert_matmul_packed", "routed_matmul_int8"])
 def test_outputs_that_int32_does_not_count(operator, out_features):
     given = arguments()[operator] | {"out_features": out_features}
     for device in ("cpu", "meta"):

@@ -47,6 +47,12 @@ def packed() -> Callable[[Tensor], Tensor]:
     return lambda x: kernels.routed_matmul_packed(x, MEMORY, experts, N, K)
 
 
+def packed_and_routed() -> Callable[..., Tensor]:
+    experts = kernels.pack_experts(WEIGHT, BIAS)
+    chosen = torch.arange(K, dtype=torch.int32)
+    return lambda x, gates: kernels.expert_matmul_packed(x, gates, chosen.expand(len(gates), K), experts, N)
+
+
 def quantised() -> Callable[[Tensor], Tensor]:
     experts = kernels.quantize_experts(WEIGHT, BIAS)
     return lambda x: kernels.routed_matmul_int8(x, MEMORY, experts, N, K)
@@ -71,6 +77,7 @@ BATCHES = {
     "cosine_topk_backward": (routing_gradient, (K,), (D,)),
     "routed_matmul": (lambda: lambda x: kernels.routed_matmul(x, MEMORY, WEIGHT, BIAS, K), (D,)),
     "routed_matmul_packed": (packed, (D,)),
+    "expert_matmul_packed": (packed_and_routed, (D,), (K,)),
     "routed_matmul_int8": (quantised, (D,)),
     "packed_network": (network, (D,)),
 }

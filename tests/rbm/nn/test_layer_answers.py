@@ -198,14 +198,14 @@ def test_other_parameters_for_one_call():
 def test_training_holds_no_second_copy_of_the_weights():
     layer, x = make(), torch.randn(7, 6)
     answer(layer, x)
-    kept = weakref.ref(layer._folded.weight)
+    kept = weakref.ref(layer._copy.weight)
     assert kept() is not None
     layer.train()
     assert kept() is None
     layer(x)
     with torch.no_grad():
         layer(x)
-    assert layer._folded is None
+    assert layer._copy is None
 
 
 def test_a_copy_starts_anew():
@@ -228,7 +228,7 @@ def test_nothing_of_it_is_saved():
         torch.save(layer, file)
         sizes.append((len(file.getvalue()), list(layer.state_dict()), len(list(layer.buffers()))))
         answer(layer, x)
-    assert layer._folded is not None
+    assert layer._copy is not None
     assert sizes[0] == sizes[1]
 
 
@@ -242,7 +242,7 @@ def test_parameters_that_have_no_version(folds):
         _, routing = layer(x, return_routing=True)
         assert routing.gates.shape == (7, 3)
     assert len(folds) == 2
-    assert layer._folded is None
+    assert layer._copy is None
 
 
 def test_kept_in_inference_mode_and_used_outside(folds):
@@ -266,7 +266,7 @@ def test_reparametrised(folds):
         layer.parametrizations.weight.original.mul_(2)
     torch.testing.assert_close(answer(layer, x), expected(layer, x))
     assert not torch.allclose(answer(layer, x), before)
-    assert layer._folded is None
+    assert layer._copy is None
 
 
 def test_not_kept_while_a_cuda_graph_is_captured(monkeypatch):
@@ -275,10 +275,10 @@ def test_not_kept_while_a_cuda_graph_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     answer(layer, x)
-    assert layer._folded is None
+    assert layer._copy is None
     monkeypatch.undo()
     answer(layer, x)
-    assert layer._folded is not None
+    assert layer._copy is not None
 
 
 def test_autocast():
@@ -301,7 +301,7 @@ def test_fullgraph_compile_keeps_nothing():
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for _ in range(2):
         torch.testing.assert_close(answer(compiled, x), expected(layer, x))
-        assert layer._folded is None
+        assert layer._copy is None
         with torch.no_grad():
             layer.weight.mul_(2)
     answer(layer, x)
@@ -352,7 +352,7 @@ def test_in_distributed_data_parallel(tmp_path):
             optimizer.step()
             model.eval()
             torch.testing.assert_close(answer(model, x), expected(layer, x))
-            assert layer._folded is not None
+            assert layer._copy is not None
         del model  # before its group, as docs/scale.md says
     finally:
         torch.distributed.destroy_process_group()

@@ -1,0 +1,53 @@
+"""The experts of vLLM and of SGLang for serving on a CPU: two products with SwiGLU in one kernel, packed weights.
+
+Both are operators of vLLM's build for CPUs (``torch.ops._C``); its sources contain SGLang's kernel too. They take part
+if that build is installed, or if ``RBM_PEER_LIBRARIES`` names shared libraries (separated by ``:``) that register them.
+This repository contains no code of theirs. vLLM's kernel multiplies float32 on any processor, and bfloat16 after
+widening it; SGLang's multiplies bfloat16 by oneDNN's kernels, as vLLM uses it on processors with AMX.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# Takes rows [B, D], gates [B, k] and experts [B, k].
+Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def prepared(up: Tensor, down: Tensor) -> dict[str, Prepared]:
+    """Those that are at hand, by name, with packed ``up [E, 2 I, D]`` and ``down [E, D, I]``."""
+    for path in filter(None, os.environ.get("RBM_PEER_LIBRARIES", "").split(os.pathsep)):
+        ctypes.CDLL(path, mode=os.RTLD_LAZY)  # it may lack functions that are not called here
+    found = {"vllm": _vllm} if hasattr(torch.ops._C, "cpu_fused_moe") else {}
+    if up.dtype == torch.bfloat16 and hasattr(torch.ops._C, "fused_experts_cpu"):
+        found["sglang"] = _sglang
+    return {name: prepare(up.detach(), down.detach()) for name, prepare in found.items()}
+
+
+def _vllm(up: Tensor, down: Tensor) -> Prepared:
+    isa = "amx" if up.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else "vec"
+    packed = [torch.empty_like(weight) for weight in (up, down)]
+    for weight, into in zip((up, down), packed, strict=True):
+        torch.ops._C.prepack_moe_weight(weight, into, isa)
+
+    def answer(x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        torch.ops._C.cpu_fused_moe(y, x, *packed, None, None, gates, experts, False, "silu", isa)
+        return y
+
+    return answer
+
+
+def _sglang(up: Tensor, down: Tensor) -> Prepared:
+    packed = [torch.ops._C.convert_weight_packed(weight) for weight in (up, down)]
+
+    def answer(x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        # No quantisation (0), so no scales; weights packed as above (True); SiLU (0).
+        torch.ops._C.fused_experts_cpu(y, x, *packed, gates, experts, 0, *[None] * 10, True, 0)
+        return y
+
+    return answer
