@@ -1,4 +1,4 @@
-// Experts packed for the processor, and grouped matmul with them, also with the routing in one call. CPU only.
+// Experts packed for the processor, and routing and grouped matmul with them in one call. CPU only.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,4 @@ namespace rbm::cpu {
 Tensor pack_experts(const Tensor& weight, const std::optional<Tensor>& bias);
 Tensor routed_matmul_packed(
     const Tensor& x, const Tensor& memory, const Tensor& packed, int64_t out_features, int64_t k, double temperature);
-Tensor expert_matmul_packed(
-    const Tensor& x, const std::optional<Tensor>& gates, const Tensor& experts, const Tensor& packed,
-    int64_t out_features);
 }  // namespace rbm::cpu

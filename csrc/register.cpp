@@ -8,6 +8,7 @@
 #include "expert_order.h"
 #include "memory_update.h"
 #include "packed_experts.h"
+#include "packed_feed_forward.h"
 #include "packed_network.h"
 #include "routed_matmul.h"
 #include "routed_matmul_int8.h"
@@ -31,7 +32,7 @@ STABLE_TORCH_LIBRARY_IMPL(rbm, CPU, m) {
   m.impl("expert_matmul_backward_weight", TORCH_BOX(&rbm::cpu::expert_matmul_backward_weight));
   m.impl("pack_experts", TORCH_BOX(&rbm::cpu::pack_experts));
   m.impl("routed_matmul_packed", TORCH_BOX(&rbm::cpu::routed_matmul_packed));
-  m.impl("expert_matmul_packed", TORCH_BOX(&rbm::cpu::expert_matmul_packed));
+  m.impl("packed_feed_forward", TORCH_BOX(&rbm::cpu::packed_feed_forward));
   m.impl("packed_network", TORCH_BOX(&rbm::cpu::packed_network));
   m.impl("routed_matmul", TORCH_BOX(&rbm::cpu::routed_matmul));
   m.impl("routed_matmul_int8", TORCH_BOX(&rbm::cpu::routed_matmul_int8));

@@ -7,8 +7,8 @@
 ``sparse_expert_matmul``  the same for rows in compressed sparse form
 ``routed_matmul``         ``cosine_topk`` and ``expert_matmul`` in one call, for inference
 ``routed_matmul_packed``  the same with prepacked experts (``pack_experts``), on the CPU
-``expert_matmul_packed``  ``expert_matmul`` with prepacked experts, on the CPU
 ``routed_matmul_int8``    the same with 8-bit integer experts (``quantize_experts``)
+``packed_feed_forward``   a layer of prepacked feed-forward experts in one call, on the CPU
 ``packed_network``        all layers of a network in one call (``pack_network``), for serving on the CPU
 ``fold_experts``          multiply the experts' attention and scale into their weights
 ``memory_update_``        move the memory vectors towards the rows routed to them
@@ -32,7 +32,8 @@ from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
 from rbm_kernels.ops.fold_experts import fold_experts
 from rbm_kernels.ops.int8_experts import quantize_experts, routed_matmul_int8
 from rbm_kernels.ops.memory_update import memory_statistics, memory_update_
-from rbm_kernels.ops.packed_experts import expert_matmul_packed, pack_experts, routed_matmul_packed
+from rbm_kernels.ops.packed_experts import pack_experts, routed_matmul_packed
+from rbm_kernels.ops.packed_feed_forward import packed_feed_forward
 from rbm_kernels.ops.packed_network import NetworkLayer, pack_network, packed_network
 from rbm_kernels.ops.routed_matmul import routed_matmul
 from rbm_kernels.ops.sparse_expert_matmul import sparse_expert_matmul, sparse_expert_matmul_backward_weight
@@ -48,13 +49,13 @@ __all__ = [
     "NetworkLayer",
     "cosine_topk",
     "expert_matmul",
-    "expert_matmul_packed",
     "expert_order",
     "fold_experts",
     "memory_statistics",
     "memory_update_",
     "pack_experts",
     "pack_network",
+    "packed_feed_forward",
     "packed_network",
     "quantize_experts",
     "routed_matmul",

@@ -21,6 +21,7 @@ FOLDERS = (
     "int8_experts",
     "memory_update",
     "packed_experts",
+    "packed_feed_forward",
     "packed_network",
     "routed_matmul",
     "sparse_expert_matmul",

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.peers.experts import gate_of_expert, grouped_products, inverse, sort_pairs
-from rbm.nn.feed_forward import expert_feed_forward, swiglu
+from rbm.nn.feed_forward import expert_feed_forward
 from rbm_kernels import expert_matmul
 from rbm_kernels.cost import Cost
+from rbm_kernels.ops.packed_feed_forward.reference import swiglu
 
 
 def eager_ffn(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.peers.experts import sort_pairs
 from benchmarks.peers.libraries import multiplies_as_tf32
-from rbm.nn.feed_forward import swiglu
+from rbm_kernels.ops.packed_feed_forward.reference import swiglu
 
 
 def experts(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:

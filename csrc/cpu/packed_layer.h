@@ -1,21 +1,24 @@
-// A layer of packed experts, and its answers for any number of rows. Used once by routed_matmul_packed and by
-// expert_matmul_packed, and by packed_network for each of its layers.
+// A layer of packed experts, and its answers for any number of rows. Used once by routed_matmul_packed, for each
+// product by packed_feed_forward, and by packed_network for each of its layers.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
+#include "activation.h"
 #include "packed_experts.h"
 #include "routing.h"
 
 namespace rbm::cpu {
 
-// The experts of rows that are routed already.
+// One of the two products of feed-forward experts, for rows that are routed already.
 template <typename T>
 struct GivenPairs {
-  const Accumulation<T>* gates;  // [B, k], or null: all of them are 1
-  const int32_t* experts;        // [B, k]
-  bool own_rows;                 // whether each choice of a row multiplies a row of its own: x is [B k, D]
-  bool own_results;              // whether the results of the choices are not summed: y is [B k, y_stride]
+  const Accumulation<T>* gates;    // [B, k], or null: all of them are 1
+  const int32_t* experts;          // [B, k]
+  Accumulation<T>* hidden;         // [B k, stride], a row for each choice
+  int64_t stride;                  // whole vectors
+  std::optional<Activation> then;  // of the first product, whose result is `hidden`: none
 };
 
 template <typename T>
@@ -29,12 +32,36 @@ struct PackedLayer {
   int64_t y_stride;
   const GivenPairs<T>* given = nullptr;  // of the routing's members, num_experts and top_k are used then
 
-  int64_t inputs_of_row() const { return given && given->own_rows ? routing.top_k : 1; }
-  int64_t results_of_row() const { return given && given->own_results ? routing.top_k : 1; }
+  // The second product, by rows that are the activation of `hidden`, instead of x.
+  bool reads_hidden() const { return given && given->then; }
+  bool writes_hidden() const { return given && !given->then; }
 };
 
 // Instantiated in packed_experts.cpp, for T of float64, float32 and bfloat16.
 template <typename T>
 void answer(const PackedLayer<T>& layer, int64_t rows);
+
+// Rows of packed experts on this processor.
+template <typename T>
+int64_t packed_rows_of(int64_t features) {
+  int64_t rows = 0;
+  with_operand<T>([&]<typename Operand>(Operand) { rows = packed_rows<Operand>(features); });
+  return rows;
+}
+
+// Raises unless `packed` is what pack_experts returned for these sizes, in the dtype of x.
+inline void check_packed(
+    const Checks& check, const char* name, const Tensor& packed, const Tensor& x, int64_t num_experts, int64_t features,
+    int64_t out_features) {
+  const ScalarType dtype = x.scalar_type();
+  check.dtype(name, packed, {dtype});
+  const PackedSizes sizes = dtype == ScalarType::Double ? PackedSizes::of<double>() : PackedSizes::of<float>();
+  const int64_t rows = with_type(dtype, [&]<typename T>(T) { return packed_rows_of<T>(features); });
+  check.shape(
+      name, packed, {num_experts, rows, sizes.padded(out_features)},
+      "what pack_experts returned on this processor for these sizes");
+  check.same_device(name, packed, "x", x);
+  if (!packed.is_contiguous()) check.fail(name, " is not contiguous, expected what pack_experts returned");
+}
 
 }  // namespace rbm::cpu

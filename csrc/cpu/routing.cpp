@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "dot_tile.h"
+#include "exponential.h"
 
 namespace rbm::cpu {
 namespace {
@@ -39,38 +40,6 @@ RBM_INLINE void from_order(
   const typename Lanes<Acc, kBytes>::Mask bits =
       order ^ ((order >> (8 * sizeof(Acc) - 1)) & std::numeric_limits<Int>::max());
   std::memcpy(&number, &bits, sizeof(number));
-}
-
-// numbers = exp(numbers), for NaN and numbers up to 0.
-template <int kBytes, typename Acc>
-RBM_INLINE void exponential(typename Lanes<Acc, kBytes>::Vector& numbers) {
-  using L = Lanes<Acc, kBytes>;
-  if constexpr (sizeof(Acc) == 8) {
-    alignas(kBytes) Acc lanes[L::kCount];
-    L::store(lanes, numbers);
-    for (Acc& lane : lanes) lane = std::exp(lane);
-    L::load(numbers, lanes);
-  } else {
-    // exp(x) = 2^n exp(x - n log 2). The last argument is at most log(2) / 2 in size, where the Taylor polynomial of
-    // degree seven has error 5e-9. Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits.
-    constexpr float kLeast = -87.0f, kRound = 12582912.0f, kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
-    const typename L::Mask vanishes = numbers < kLeast;
-    const typename L::Vector rounded = numbers * 1.44269504f + kRound, n = rounded - kRound;
-    const typename L::Vector rest = numbers - n * kLog2High - n * kLog2Low;
-    typename L::Vector series = rest * (1.0f / 5040) + 1.0f / 720;
-    series = series * rest + 1.0f / 120;
-    series = series * rest + 1.0f / 24;
-    series = series * rest + 1.0f / 6;
-    series = series * rest + 0.5f;
-    series = series * rest + 1.0f;
-    series = series * rest + 1.0f;
-    typename L::Mask bits, exponent;
-    std::memcpy(&bits, &series, sizeof(bits));
-    std::memcpy(&exponent, &rounded, sizeof(exponent));
-    const typename L::Mask is_nan = numbers != numbers;
-    bits = (bits + ((exponent << 23) & ~is_nan)) & ~vanishes;
-    std::memcpy(&numbers, &bits, sizeof(numbers));
-  }
 }
 
 // Finds the k largest `cosines`, [E, lanes], of the `rows` rows starting at row b, and their softmax. Ties go to the

@@ -41,10 +41,10 @@ struct Split {
 
   // Threads that divide the columns route the same rows, and each reads a part of the weights; threads that divide the
   // rows each read all weights. So columns are divided if there are few rows, and if the parts are about equal.
-  static Split of(const Call& call, int64_t rows, int64_t multiplications, int64_t outputs, int64_t panels) {
+  static Split of(const Call& call, int64_t rows, int64_t multiplications, int64_t most_by_columns, int64_t panels) {
     const int64_t least = rows == 1 ? kMultiplicationsOfThreadForOneRow : kMultiplicationsOfThread;
     const int64_t threads = std::clamp<int64_t>(multiplications / least, 1, call.threads());
-    if (rows <= outputs) {
+    if (rows <= most_by_columns) {
       for (int64_t columns = std::min(threads, panels); columns > 1; --columns) {
         if (panels % columns == 0 || panels / columns >= 8) {
           return {columns, std::clamp<int64_t>(threads / columns, 1, rows)};

@@ -1,12 +1,10 @@
 """A mixture of feed-forward experts, routed by memory, that replaces the feed-forward network of a transformer."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn import functional as F
 
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.folded_weights import PACKED_DTYPES, KeepsCopy, Sources
@@ -15,30 +13,11 @@ from rbm.nn.sparse_rows import refuse_nested, refuse_symbols
 from rbm.utils.arguments import check_choice, check_flags, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.precision import autocast_dtype
-from rbm_kernels import cosine_topk, expert_matmul, expert_matmul_packed, pack_experts
+from rbm_kernels import expert_matmul, pack_experts, packed_feed_forward
 from rbm_kernels._library import is_exporting
 from rbm_kernels.ops.expert_matmul.config import holds
 from rbm_kernels.ops.expert_matmul.op import order_for
-
-
-def swiglu(x: Tensor) -> Tensor:
-    """SiLU of the first half times the second half: ``[..., 2 I]`` to ``[..., I]``."""
-    gate, value = x.chunk(2, dim=-1)
-    gate = F.silu(gate)
-    return gate * value if torch.is_grad_enabled() else gate.mul_(value)
-
-
-# By name: the function, and how many outputs of the first product make one hidden feature.
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
-    "relu": (F.relu, 1),
-    "gelu": (F.gelu, 1),
-    "silu": (F.silu, 1),
-    "swiglu": (swiglu, 2),
-}
-
-
-# Hidden features that are computed at once at inference on a CPU. More would leave its caches.
-_HIDDEN_AT_ONCE = 1 << 20
+from rbm_kernels.ops.packed_feed_forward import ACTIVATIONS
 
 
 class PackedPair(NamedTuple):
@@ -179,9 +158,6 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
         )
 
     def _combine(self, rows: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
-        packed = self._packed(rows)
-        if packed is not None:
-            return self._by_packed(rows, gates, experts, packed)
         parameters = (self.weight_in, self.bias_in, self.weight_out, self.bias_out)
         dtype = autocast_dtype(rows, self._dtype)
         if dtype is not None:
@@ -194,11 +170,20 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
         packed = self._packed(h)
         if packed is None:
             return None
-        rows = h if h.dim() == 2 else self._rows(h)
-        gates, experts, _ = cosine_topk(rows, self.memory, self.top_k, temperature=self.gate_temperature)
         if self.track_usage:
-            self._count(experts)
-        y = self._by_packed(rows, gates, experts, packed)
+            self._count(self.route(h).experts)
+        rows = h if h.dim() == 2 else self._rows(h)
+        y = packed_feed_forward(
+            rows,
+            self._buffers["memory"],
+            packed.weight_in,
+            packed.weight_out,
+            self.hidden_features,
+            self.out_features,
+            self.top_k,
+            self.activation,
+            self.gate_temperature,
+        )
         return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
 
     def _packed(self, rows: Tensor) -> PackedPair | None:
@@ -207,11 +192,13 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
             return None
         if torch.compiler.is_compiling() or torch._C._get_tracing_state():
             return None
-        dtype, memory = rows.dtype, self._buffers.get("memory")
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        if memory is None or memory.dtype != wide or dtype not in PACKED_DTYPES or dtype != self.weight_in.dtype:
+        if type(rows) is not Tensor or not rows.is_cpu or rows.layout is not torch.strided or rows.is_nested:
             return None
-        if type(rows) is not Tensor or not rows.is_cpu or rows.shape[-1:] != memory.shape[-1:]:
+        dtype, memory, weight = rows.dtype, self._buffers.get("memory"), self._parameters.get("weight_in")
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        if memory is None or memory.dtype != wide or weight is None or weight.dtype != dtype:
+            return None
+        if dtype not in PACKED_DTYPES or rows.shape[-1:] != memory.shape[-1:]:
             return None
         if torch._C._is_any_autocast_enabled() and autocast_dtype(rows, dtype) is not None:
             return None
@@ -225,20 +212,6 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
             packed = PackedPair(pack_experts(weight_in, bias_in), pack_experts(weight_out, bias_out), sources)
             self._copy = packed
         return packed
-
-    def _by_packed(self, rows: Tensor, gates: Tensor, experts: Tensor, packed: PackedPair) -> Tensor:
-        wide = ACTIVATIONS[self.activation][1] * self.hidden_features
-        # Each expert should get enough rows of a part to pay for reading its weights.
-        most = max(256 * self.num_experts // self.top_k, _HIDDEN_AT_ONCE // (self.top_k * wide))
-        if len(rows) <= most:
-            return self._by_packed_at_once(rows, gates, experts, packed, wide)
-        parts = zip(*(t.split(most) for t in (rows, gates, experts)), strict=True)
-        return torch.cat([self._by_packed_at_once(*part, packed, wide) for part in parts])
-
-    def _by_packed_at_once(self, rows: Tensor, gates: Tensor, experts: Tensor, packed: PackedPair, wide: int) -> Tensor:
-        hidden = expert_matmul_packed(rows, None, experts, packed.weight_in, wide)
-        hidden = ACTIVATIONS[self.activation][0](hidden)
-        return expert_matmul_packed(hidden, gates, experts, packed.weight_out, self.out_features)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -27,6 +27,7 @@ def arguments(b=B, d=D, n=N, e=E, k=K):
     # Packed for no processor where it could not be: sizes are looked at first.
     fits = max(b, d, n, e) < 2**30
     packed = torch.ops.rbm.pack_experts(weight, None) if fits else of(torch.randn, e, d + 1, n)
+    second = torch.ops.rbm.pack_experts(weight.mT, None) if fits else of(torch.randn, e, n + 1, d)
     int8 = torch.zeros((), dtype=torch.int8).expand(e, -(-n // 16), 3 - (-d // 4), 64)
     layer = NetworkLayer(torch.randn(1, n, d), None, n, d) if fits else NetworkLayer(torch.randn(1, 1, 1), None, 1, 1)
     rows = {"crow": crow, "col": torch.zeros_like(values, dtype=torch.int32), "values": values}
@@ -43,7 +44,8 @@ def arguments(b=B, d=D, n=N, e=E, k=K):
         "routed_matmul": {"x": x, "memory": memory, "weight": weight, "bias": bias, "k": k},
         "pack_experts": {"weight": weight, "bias": bias},
         "routed_matmul_packed": {"x": x, "memory": memory, "packed": packed, "out_features": n, "k": k},
-        "expert_matmul_packed": {"x": x, **pairs, "packed": packed, "out_features": n},
+        "packed_feed_forward": {"x": x, "memory": memory, "packed_in": packed, "packed_out": second}
+        | {"hidden_features": n, "out_features": d, "k": k, "activation": "relu"},
         "routed_matmul_int8": {"x": x, "memory": memory, "experts": int8, "out_features": n, "k": k},
         "packed_network": {"x": x, "network": pack_network([layer]), "out_features": n},
         "sparse_expert_matmul": rows | {"weight": weight, "bias": bias, "scale": scale, **pairs},

@@ -1,7 +1,4 @@
-"""Packed experts: the results of routed_matmul for every shape of a tile, independent of the batch.
-
-expert_matmul_packed, which takes rows that are routed already, is in test_packed_routed.py.
-"""
+"""Packed experts: the results of routed_matmul for every shape of a tile, independent of the batch."""
 
 import os
 import threading

@@ -34,8 +34,7 @@ PUBLIC_ARGUMENTS = [at for at in tensor_arguments() if hasattr(rbm_kernels, at[0
 def test_what_is_no_tensor(operator, name):
     """NumPy's arrays have a dtype and a shape of the same names."""
     given = arguments()[operator]
-    optional = name in ("bias", "attention", "scale")
-    optional = optional or (operator, name) in (("routed_matmul_int8", "memory"), ("expert_matmul_packed", "gates"))
+    optional = name in ("bias", "attention", "scale") or (operator, name) == ("routed_matmul_int8", "memory")
     for value in (given[name].numpy(), given[name].tolist(), *([] if optional else [None])):
         with pytest.raises(TypeError, match=rf"rbm::\w+: {name} is a {type(value).__name__}, expected a tensor"):
             getattr(rbm_kernels, operator)(**given | {name: value})
@@ -120,7 +119,7 @@ SIZES = {
     "routed_matmul": "bdne",
     "pack_experts": "dne",
     "routed_matmul_packed": "bde",
-    "expert_matmul_packed": "bdek",
+    "packed_feed_forward": "bde",
     "routed_matmul_int8": "be",
     "packed_network": "bd",
     "sparse_expert_matmul": "bdnek",
@@ -313,7 +312,7 @@ def test_memory_that_runs_out_is_said(name):
 
 @pytest.mark.native
 @pytest.mark.parametrize("out_features", [-1, 2**31, 2**63 - 1])
-@pytest.mark.parametrize("operator", ["routed_matmul_packed", "expert_matmul_packed", "routed_matmul_int8"])
+@pytest.mark.parametrize("operator", ["routed_matmul_packed", "packed_feed_forward", "routed_matmul_int8"])
 def test_outputs_that_int32_does_not_count(operator, out_features):
     given = arguments()[operator] | {"out_features": out_features}
     for device in ("cpu", "meta"):
@@ -322,7 +321,8 @@ def test_outputs_that_int32_does_not_count(operator, out_features):
             getattr(torch.ops.rbm, operator)(**moved)
 
 
-ROUTED = ["cosine_topk", "cosine_topk_backward", "routed_matmul", "routed_matmul_packed", "routed_matmul_int8"]
+ROUTED = ["cosine_topk", "cosine_topk_backward", "routed_matmul", "routed_matmul_packed", "packed_feed_forward"]
+ROUTED += ["routed_matmul_int8"]
 
 
 @pytest.mark.parametrize("implementation", ["torch.ops", "meta", "reference", "triton"])

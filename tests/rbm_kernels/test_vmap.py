@@ -47,10 +47,9 @@ def packed() -> Callable[[Tensor], Tensor]:
     return lambda x: kernels.routed_matmul_packed(x, MEMORY, experts, N, K)
 
 
-def packed_and_routed() -> Callable[..., Tensor]:
-    experts = kernels.pack_experts(WEIGHT, BIAS)
-    chosen = torch.arange(K, dtype=torch.int32)
-    return lambda x, gates: kernels.expert_matmul_packed(x, gates, chosen.expand(len(gates), K), experts, N)
+def packed_feed_forward() -> Callable[[Tensor], Tensor]:
+    experts = [kernels.pack_experts(weight, None) for weight in (WEIGHT, WEIGHT.mT)]
+    return lambda x: kernels.packed_feed_forward(x, MEMORY, *experts, N, D, K)
 
 
 def quantised() -> Callable[[Tensor], Tensor]:
@@ -77,7 +76,7 @@ BATCHES = {
     "cosine_topk_backward": (routing_gradient, (K,), (D,)),
     "routed_matmul": (lambda: lambda x: kernels.routed_matmul(x, MEMORY, WEIGHT, BIAS, K), (D,)),
     "routed_matmul_packed": (packed, (D,)),
-    "expert_matmul_packed": (packed_and_routed, (D,), (K,)),
+    "packed_feed_forward": (packed_feed_forward, (D,)),
     "routed_matmul_int8": (quantised, (D,)),
     "packed_network": (network, (D,)),
 }

@@ -1,4 +1,4 @@
-"""Operations of :func:`rbm_kernels.routed_matmul_packed` and :func:`rbm_kernels.expert_matmul_packed`."""
+"""Operations of :func:`rbm_kernels.routed_matmul_packed`."""
 
 from rbm_kernels.ops.routed_matmul.cost import counted
 
@@ -7,8 +7,4 @@ def _counted(x, memory, _packed, out_features, k, *_, **__) -> int:
     return counted(x.shape[0], x.shape[1], out_features, memory.shape[0], k)
 
 
-def _counted_given(x, _gates, experts, _packed, out_features, *_, **__) -> int:
-    return 2 * experts.numel() * x.shape[-1] * out_features
-
-
-FLOP_FORMULAS = {"routed_matmul_packed": _counted, "expert_matmul_packed": _counted_given}
+FLOP_FORMULAS = {"routed_matmul_packed": _counted}

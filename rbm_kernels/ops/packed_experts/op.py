@@ -1,4 +1,4 @@
-"""``torch.ops.rbm.pack_experts`` and the operators that use what it returns: schemas, checks, fake implementations."""
+"""``torch.ops.rbm.pack_experts`` and ``torch.ops.rbm.routed_matmul_packed``: schemas, checks, fake implementation."""
 
 import torch
 from torch import Tensor
@@ -21,14 +21,12 @@ LIBRARY.define(
     "routed_matmul_packed(Tensor x, Tensor memory, Tensor packed, int out_features, int k, float temperature=1.0)"
     " -> Tensor"
 )
-LIBRARY.define(
-    "expert_matmul_packed(Tensor x, Tensor? gates, Tensor experts, Tensor packed, int out_features) -> Tensor"
-)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
 def pack_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Pack experts for :func:`routed_matmul_packed` and :func:`expert_matmul_packed`, in this process.
+    """Pack experts for :func:`routed_matmul_packed`, in this process, on the device of ``weight``; also those of one
+    product for :func:`rbm_kernels.packed_feed_forward`.
 
     The packed format depends on the vector width of this processor: keep it in memory, never in a file, and pack again
     after changing ``weight`` or ``bias``.
@@ -83,33 +81,6 @@ def routed_matmul_packed(
     return _call(x, memory, packed, out_features, k, temperature)
 
 
-def expert_matmul_packed(x: Tensor, gates: Tensor | None, experts: Tensor, packed: Tensor, out_features: int) -> Tensor:
-    """Like :func:`rbm_kernels.expert_matmul`, with prepacked experts, for rows that are routed already.
-
-    For inference on the CPU, if the experts do not change between calls. Experts of several layers need the results of
-    a row's choices before they are summed: without gates, they are not summed, and the next layer takes them as rows
-    of its choices. A row's result is the same, bit for bit, in every batch.
-
-    Args:
-        x: rows ``[B, D]``, or ``[B, k, D]`` with another row for each choice; float64, float32 or bfloat16. ``B`` may
-            be 0.
-        gates: ``[B, k]``; float32 (float64 for float64 rows). None does not sum.
-        experts: int32 ``[B, k]``, each in ``[0, E)``.
-        packed: result of :func:`pack_experts` for ``weight [E, N, D]`` and the bias, dtype of ``x``.
-        out_features: ``N``.
-
-    Returns:
-        ``y [B, N]`` in the dtype of ``x``, accumulated in at least float32; ``[B, k, N]`` without gates.
-
-    Raises:
-        TypeError: a dtype that is not listed above.
-        ValueError: shapes that do not match, or tensors on different devices.
-        RuntimeError: an expert out of range; a gradient is needed (gradients are enabled, and an argument requires
-            one); or ``packed`` was made on another processor.
-    """
-    return _call_given(x, gates, experts, packed, out_features)
-
-
 def _check_pack(weight: Tensor, bias: Tensor | None) -> None:
     op = "pack_experts"
     checks.check_dtype(op, "weight", weight, DTYPES)
@@ -128,21 +99,22 @@ def _check(x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int,
     checks.check_dtype(op, "x", x, DTYPES)
     check_routing(op, "x", x, memory, k, temperature)
     checks.check_dtype(op, "memory", memory, (checks.accumulation_dtype(x),))
-    _check_packed(op, x, packed, memory.shape[0], out_features)
-
-
-def _check_packed(op: str, x: Tensor, packed: Tensor, num_experts: int | None, out_features: int) -> None:
-    checks.check_dtype(op, "packed", packed, (x.dtype,))
     checks.check_out_features(op, out_features)
+    check_packed(op, "packed", packed, x.dtype, memory.shape[0], x.shape[1], out_features)
+
+
+def check_packed(
+    op: str, name: str, packed: Tensor, dtype: torch.dtype, num_experts: int, features: int, outputs: int
+) -> None:
+    """Raise TypeError or ValueError unless ``packed`` may be what pack_experts returned for these sizes."""
+    checks.check_dtype(op, name, packed, (dtype,))
     # A processor that multiplies pairs of features pads an odd number of them.
-    features = x.shape[-1]
-    pads = x.dtype == torch.bfloat16 and packed.dim() == 3 and packed.shape[1] == 1 + features + features % 2
+    pads = dtype == torch.bfloat16 and packed.dim() == 3 and packed.shape[1] == 1 + features + features % 2
     shape = (num_experts, packed.shape[1] if pads else features + 1, None)
-    checks.check_shape(op, "packed", packed, shape, "what pack_experts returned for the experts and features of x")
-    if out_features > packed.shape[2]:
+    checks.check_shape(op, name, packed, shape, "what pack_experts returned for the experts of memory")
+    if outputs > packed.shape[2]:
         raise ValueError(
-            f"rbm::{op}: out_features is {out_features}, expected between 0 and {packed.shape[2]}, the columns of"
-            " packed"
+            f"rbm::{op}: out_features is {outputs}, expected between 0 and {packed.shape[2]}, the columns of {name}"
         )
 
 
@@ -157,40 +129,9 @@ def _fake(x, memory, packed, out_features, k, temperature=1.0) -> Tensor:
     return x.new_empty((x.shape[0], out_features))
 
 
-def _check_given(x: Tensor, gates: Tensor | None, experts: Tensor, packed: Tensor, out_features: int) -> None:
-    op = "expert_matmul_packed"
-    checks.check_dtype(op, "x", x, DTYPES)
-    checks.check_dtype(op, "experts", experts, (torch.int32,))
-    if x.dim() == 3:
-        checks.check_shape(op, "x", x, (None, None, None), "rows by choices by features")
-        checks.check_shape(op, "experts", experts, tuple(x.shape[:2]), "rows by choices, as in x")
-    else:
-        checks.check_shape(op, "x", x, (None, None), "rows by features, or rows by choices by features")
-        checks.check_shape(op, "experts", experts, (x.shape[0], None), "one row for each row of x")
-    if gates is not None:
-        checks.check_dtype(op, "gates", gates, (checks.accumulation_dtype(x),))
-        checks.check_shape(op, "gates", gates, tuple(experts.shape), "the shape of experts")
-    _check_packed(op, x, packed, None, out_features)
-
-
-@implement_everywhere("expert_matmul_packed")
-def _eager_given(x, gates, experts, packed, out_features) -> Tensor:
-    _check_given(x, gates, experts, packed, out_features)
-    return reference.expert_matmul_packed(x, gates, experts, packed, out_features)
-
-
-def _fake_given(x, gates, experts, packed, out_features) -> Tensor:
-    _check_given(x, gates, experts, packed, out_features)
-    return x.new_empty((*(experts.shape if gates is None else experts.shape[:1]), out_features))
-
-
 implement_fake("routed_matmul_packed", _fake)
-implement_fake("expert_matmul_packed", _fake_given)
 refuse_derivative("pack_experts", "routed_matmul")
 refuse_derivative("routed_matmul_packed", "routed_matmul")
-refuse_derivative("expert_matmul_packed", "expert_matmul")
-_call_given = inference_call("expert_matmul_packed", _check_given, refuses=True)
 _call = inference_call("routed_matmul_packed", _check, refuses=True)
 implement_vmap("pack_experts")
 implement_vmap("routed_matmul_packed", rows=("x",))
-implement_vmap("expert_matmul_packed", rows=("x", "gates", "experts"))

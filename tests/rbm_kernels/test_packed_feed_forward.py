@@ -1,0 +1,151 @@
+"""packed_feed_forward: both products of feed-forward experts in one call, against their equations in float64."""
+
+import math
+
+import pytest
+import routed_problems
+import torch
+from routed_problems import of_other_strides
+
+from rbm_kernels import cosine_topk, pack_experts, packed_feed_forward
+from rbm_kernels.ops.packed_experts import reference as packing
+from rbm_kernels.ops.packed_feed_forward import op
+from rbm_kernels.ops.packed_feed_forward.reference import ACTIVATIONS
+
+DTYPES = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2e-2}
+# Each shape exists for a reason: (B, D, N, E, k)
+SHAPES = routed_problems.SHAPES | {
+    "several blocks of the features": (30, 2100, 20, 3, 2),
+    "every width of the last panel": (25, 9, 64 + 49, 4, 2),
+    "more rows than are processed at once": (800, 5, 7, 4, 3),
+    "one choice": (9, 8, 64, 3, 1),
+}
+
+
+def problem(shape, dtype, activation: str, hidden: int = 13):
+    """Rows, memory, both weights and biases, and k."""
+    x, memory, _, _, k = routed_problems.problem(shape, dtype)
+    _, features, outputs, num_experts, _ = shape
+    wide = ACTIVATIONS[activation][1] * hidden
+
+    def draw(*size: int) -> torch.Tensor:
+        return (torch.randn(*size, dtype=torch.float64) / math.sqrt(max(1, size[-1]))).to(dtype)
+
+    weights = [draw(num_experts, wide, features), draw(num_experts, outputs, hidden)]
+    return x, memory, weights, [draw(num_experts, wide), draw(num_experts, outputs)], k
+
+
+def packed(weights, biases, pack=pack_experts):
+    return [pack(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def exact(x, memory, weights, biases, k, activation, temperature):
+    """The sum over a row's choices, in float64."""
+    gates, experts, _ = cosine_topk(x, memory, k, temperature=temperature)
+    rows, activate = x.double()[:, None, :, None], ACTIVATIONS[activation][0]
+    for weight, bias, after in zip(weights, biases, (activate, lambda t: t), strict=True):
+        rows = weight.double()[experts.long()] @ rows
+        if bias is not None:
+            rows = rows + bias.double()[experts.long()][..., None]
+        rows = after(rows.squeeze(-1)).unsqueeze(-1)
+    return (gates.double()[..., None] * rows.squeeze(-1)).sum(1)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_answers(shape, dtype, activation):
+    x, memory, weights, biases, k = problem(shape, dtype, activation)
+    for some in (biases, [None, None]):
+        wanted = exact(x, memory, weights, some, k, activation, 0.7)
+        tolerance = DTYPES[dtype] * (1 + wanted.abs().max().item() if wanted.numel() else 1)
+        arguments = (13, shape[2], k, activation, 0.7)
+        y = packed_feed_forward(x, memory, *packed(weights, some), *arguments)
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.double(), wanted, rtol=0, atol=tolerance)
+        eager = op._eager(x, memory, *packed(weights, some, packing.pack_experts), *arguments)
+        torch.testing.assert_close(eager.double(), wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_of_all_numbers(activation, dtype):
+    """One expert passes numbers on, so results are activations, compared with PyTorch's."""
+    numbers = torch.cat([torch.linspace(-100, 100, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e-30, 3e38, -3e38])])
+    inputs = numbers.to(dtype)[:, None]
+    width, one = ACTIVATIONS[activation][1], torch.ones(1, 1, 1, dtype=dtype)
+    first = pack_experts(one.expand(1, width, 1), None)
+    y = packed_feed_forward(inputs, one[0], first, pack_experts(one, None), 1, 1, 1, activation)
+    wanted = ACTIVATIONS[activation][0](inputs.double().expand(-1, width)).to(dtype)
+    unit = 4e-7 if dtype == torch.float32 else 1e-14
+    torch.testing.assert_close(y, wanted, rtol=unit, atol=unit)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(threads, dtype, activation):
+    x, memory, weights, biases, k = problem((90, 701, 40, 4, 2), dtype, activation, hidden=70)
+    pair, sizes = packed(weights, biases), (70, 40, k, activation)
+    threads(1)
+    together = packed_feed_forward(x, memory, *pair, *sizes)
+    threads(3)
+    assert torch.equal(packed_feed_forward(x, memory, *pair, *sizes), together)
+    for size in (1, 7, 33):
+        apart = [packed_feed_forward(part, memory, *pair, *sizes) for part in x.split(size)]
+        assert torch.equal(torch.cat(apart), together)
+
+
+def test_many_rows_are_answered_in_parts():
+    """Their hidden features would not fit in a cache."""
+    x, memory, weights, biases, k = problem((3000, 6, 9, 3, 2), torch.float32, "relu", hidden=300)
+    y = packed_feed_forward(x, memory, *packed(weights, biases), 300, 9, k, "relu")
+    torch.testing.assert_close(y, exact(x, memory, weights, biases, k, "relu", 1.0).float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_any_stride(dtype):
+    x, memory, weights, biases, k = problem((20, 13, 5, 4, 2), dtype, "silu")
+    pair = packed(weights, biases)
+    expected = packed_feed_forward(x, memory, *pair, 13, 5, k, "silu")
+    for rows in of_other_strides(x):
+        turned = memory.T.contiguous().T
+        assert torch.equal(packed_feed_forward(rows, turned, *pair, 13, 5, k, "silu"), expected)
+
+
+def test_gradients_are_refused_and_not_lost():
+    x, memory, weights, biases, k = problem((5, 4, 3, 3, 2), torch.float32, "relu")
+    arguments = (memory, *packed(weights, biases), 13, 3, k, "relu")
+    with pytest.raises(RuntimeError, match="no derivative of its own: differentiate rbm::expert_matmul"):
+        packed_feed_forward(x.requires_grad_(), *arguments)
+    with torch.no_grad():
+        assert not packed_feed_forward(x, *arguments).requires_grad
+    with torch.inference_mode():
+        assert packed_feed_forward(x, *arguments).is_inference()
+
+
+BAD = {
+    "half": ({"x": lambda t: t.half()}, TypeError, "x has dtype float16, expected float64 or float32 or bfloat16"),
+    "dtype of memory": ({"memory": lambda t: t.double()}, TypeError, "memory has dtype float64, expected float32"),
+    "dtype of packed": ({"packed_in": lambda t: t.double()}, TypeError, "packed_in has dtype float64"),
+    "features": ({"x": lambda t: t[:, :3]}, ValueError, "memory has shape"),
+    "experts": ({"packed_out": lambda t: t[:2]}, ValueError, "packed_out has shape"),
+    "hidden": ({"hidden_features": lambda n: 12}, ValueError, "packed_out has shape"),
+    "negative": ({"hidden_features": lambda n: -1}, ValueError, "hidden_features is -1, expected between 0 and"),
+    "outputs": ({"out_features": lambda n: 1000}, ValueError, "out_features is 1000, expected between 0 and"),
+    "fewer outputs": ({"out_features": lambda n: 0}, RuntimeError, "what pack_experts returned on this processor"),
+    "k": ({"k": lambda k: 9}, ValueError, "k is 9"),
+    "activation": ({"activation": lambda name: "tanh"}, ValueError, "activation is 'tanh', expected one of relu, gelu"),
+    "temperature": ({"temperature": lambda t: 0.0}, ValueError, "temperature is 0"),
+}
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_arguments(changes, error, message):
+    x, memory, weights, biases, k = problem((5, 4, 3, 3, 2), torch.float32, "relu")
+    first, second = packed(weights, biases)
+    arguments = {"x": x, "memory": memory, "packed_in": first, "packed_out": second, "hidden_features": 13}
+    arguments |= {"out_features": 3, "k": k, "activation": "relu", "temperature": 1.0}
+    for name, change in changes.items():
+        arguments[name] = change(arguments[name])
+    with pytest.raises(error, match=message):
+        packed_feed_forward(**arguments)
