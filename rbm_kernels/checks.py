@@ -45,11 +45,18 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int | None, 
 
 
 def is_within(op: str, name: str, value: float, least: float, most: float, expected: str = "a whole number") -> bool:
-    """Whether ``least <= value <= most``; TypeError if ``value`` cannot be compared with numbers."""
+    """Whether ``least <= value <= most``.
+
+    Raises:
+        TypeError: ``value`` cannot be compared with numbers, or is a float where a whole number is expected.
+    """
     try:
-        return least <= value <= most
+        fits = least <= value <= most
     except TypeError:
         raise TypeError(f"rbm::{op}: {name} is {value!r}, expected {expected}") from None
+    if expected == "a whole number" and isinstance(value, float):
+        raise TypeError(f"rbm::{op}: {name} is {value!r}, expected {expected}")
+    return fits
 
 
 def check_bias(op: str, bias: Tensor | None, weight: Tensor) -> None:

@@ -54,6 +54,16 @@ def test_what_is_no_number(operator, name, value):
         getattr(rbm_kernels, operator)(**arguments()[operator] | {name: value})
 
 
+WHOLE = [at for at in scalar_arguments() if at[1] not in ("temperature", "decay")]
+
+
+@pytest.mark.parametrize(("operator", "name"), WHOLE)
+def test_what_is_no_whole_number(operator, name):
+    """PyTorch's message quoted the schema of the operator."""
+    with pytest.raises((TypeError, ValueError), match=rf"rbm::\w+: {name} is 2\.5, expected (a whole number|{N})"):
+        getattr(rbm_kernels, operator)(**arguments()[operator] | {name: 2.5})
+
+
 NO_LAYERS = {
     "layers is a int, expected a list of NetworkLayer": 3,
     "layers is a str, expected a list of NetworkLayer": "ab",
