@@ -20,6 +20,7 @@ from rbm.datasets.registry import UNSEEN_FRACTION
 from rbm.datasets.validation import num_classes
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Rows, SparseRows, packed
+from rbm.utils.arguments import check_at_least, check_number
 
 _GENERATORS = {"pcg64": np.random.default_rng, "mt19937": np.random.RandomState}
 
@@ -82,15 +83,18 @@ def split_graph(
     Args:
         data: a graph with ``train_mask``, ``val_mask`` and ``test_mask`` (see ``rbm.datasets.validate_data``).
         setting: ``"transductive"`` or ``"inductive"``.
-        unseen_fraction: share of the test nodes to hide, in (0, 1]; unused when transductive. By default
+        unseen_fraction: share of the test nodes to hide, in (0, 1]; checked but unused when transductive. By default
             ``data.unseen_fraction``, which :func:`rbm.datasets.load_dataset` sets, or a fifth if the graph has none.
         seed: seed of the permutation; unused when transductive.
 
     Raises:
+        TypeError: the fraction is not a number.
         ValueError: an unknown setting, a fraction outside (0, 1], or a fraction that hides no node.
     """
     if setting not in SETTINGS:
         raise ValueError(f"setting: got {setting!r}, expected one of {', '.join(SETTINGS)}")
+    if unseen_fraction is not None:
+        _check_fraction("unseen_fraction", unseen_fraction)
     num_nodes = data.num_nodes
     if setting == "transductive":
         empty = torch.empty(0, dtype=torch.int64)
@@ -98,8 +102,8 @@ def split_graph(
 
     if unseen_fraction is None:
         unseen_fraction = data.get("unseen_fraction", UNSEEN_FRACTION)
-    if not 0.0 < unseen_fraction <= 1.0:
-        raise ValueError(f"unseen_fraction: got {unseen_fraction}, expected a number in (0, 1]")
+        is_tensor = isinstance(unseen_fraction, Tensor)
+        _check_fraction("data.unseen_fraction", unseen_fraction.item() if is_tensor else unseen_fraction)
     test_nodes = _nodes(data.test_mask)
     count = int(unseen_fraction * test_nodes.numel())
     if count == 0:
@@ -115,6 +119,10 @@ def split_graph(
     other = ~(data.train_mask | data.val_mask | data.test_mask)
     observed_nodes = torch.cat([_nodes(mask) for mask in (data.train_mask, data.val_mask, observed_test, other)])
     return GraphSplit(setting, data, _induced_subgraph(data, observed_nodes), observed_nodes, unseen)
+
+
+def _check_fraction(name: str, share: float) -> None:
+    check_number(name, share, lambda share: 0 < share <= 1, "a number in (0, 1]")
 
 
 def without_test_set(
@@ -227,12 +235,12 @@ def per_class_masks(
         Training, validation and test mask, bool ``[N]`` each.
 
     Raises:
+        TypeError: the seed is not a whole number.
         ValueError: an unknown option, a negative seed, no labels, or a class that is too small.
     """
     if split_rng not in _GENERATORS:
         raise ValueError(f"split_rng: got {split_rng!r}, expected one of {', '.join(_GENERATORS)}")
-    if seed < 0:
-        raise ValueError(f"seed: got {seed}, expected a non-negative integer")
+    check_at_least("seed", seed, 0)
     if small_classes not in ("error", "share"):
         raise ValueError(f"small_classes: got {small_classes!r}, expected error or share")
     generator = _GENERATORS[split_rng](seed)

@@ -17,6 +17,7 @@ from rbm.datasets.readers.user_files import as_tensor, read_parts
 from rbm.datasets.registry import dataset_name
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes, warn_of_edge_weights
+from rbm.utils.arguments import check_at_least, check_flags
 from rbm.utils.files import with_home
 
 # Smaller float16 features are converted to float32 when loaded, since all code accepts float32.
@@ -88,9 +89,12 @@ def load_graph(
     Raises:
         FileNotFoundError: ``path`` does not exist.
         ModuleNotFoundError: a Parquet file, without ``pyarrow``.
+        TypeError: an option has another type.
         ValueError: a file cannot be read, a part is missing, the parts do not fit together, or an invalid option.
     """
     check_sparse_features(sparse_features)
+    check_at_least("seed", seed, 0)  # here too, since a file of several masks needs no generator
+    check_flags(undirected=undirected)
     path = with_home("dataset", path)
     parts = read_parts(path)
     _check_present(path, parts, ("x", "edge_index", "y"))

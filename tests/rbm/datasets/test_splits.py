@@ -155,14 +155,25 @@ def test_the_split_of_a_run_has_its_seed_and_what_it_evaluates_on(setting):
     ("arguments", "message"),
     [
         ({"setting": "inductve"}, "setting: got 'inductve', expected one of transductive, inductive"),
-        ({"setting": "inductive", "unseen_fraction": 0.0}, r"unseen_fraction: got 0\.0"),
-        ({"setting": "inductive", "unseen_fraction": 1.5}, r"unseen_fraction: got 1\.5"),
+        ({"setting": "inductive", "unseen_fraction": 0.0}, r"^unseen_fraction is 0\.0, expected a number in \(0, 1\]"),
+        ({"setting": "inductive", "unseen_fraction": 1.5}, r"^unseen_fraction is 1\.5"),
         ({"setting": "inductive", "unseen_fraction": 0.01}, "hides no node at all"),
     ],
 )
 def test_bad_settings(arguments, message):
     with pytest.raises(ValueError, match=message):
         split_graph(graph(), **arguments)
+
+
+def test_a_share_of_the_graph_is_checked_too():
+    """A tensor is taken there: a Data may hold its numbers so."""
+    data = graph()
+    data.unseen_fraction = torch.tensor(0.5)
+    assert len(split_graph(data, "inductive").unseen_nodes) == int(data.test_mask.sum()) // 2
+    for share, kind in (("a", TypeError), (torch.tensor(1.5), ValueError)):
+        data.unseen_fraction = share
+        with pytest.raises(kind, match=r"^data\.unseen_fraction is ('a'|1\.5), expected a number"):
+            split_graph(data, "inductive")
 
 
 @pytest.mark.parametrize("split_rng", ["pcg64", "mt19937"])
@@ -185,7 +196,7 @@ def test_per_class_masks_follow_the_published_algorithm(split_rng):
     ("arguments", "message"),
     [
         ({"split_rng": "xorshift"}, "split_rng: got 'xorshift', expected one of pcg64, mt19937"),
-        ({"seed": -1}, "seed: got -1"),
+        ({"seed": -1}, "seed is -1, expected at least 0"),
         ({}, r"labels: class 1 has 50 nodes, expected more than 50"),
     ],
 )
