@@ -42,6 +42,7 @@ from rbm.teachers.outputs import TeacherOutputs, check_logits, check_module, war
 from rbm.teachers.prepare import prepare_teacher
 from rbm.training.run_folder import RunFolder, open_run
 from rbm.training.tensorboard import check_tensorboard, events
+from rbm.utils.arguments import check_flags
 from rbm.utils.cache import Cache, cache_or_temporary
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main_process
 from rbm.utils.precision import fast_float32
@@ -139,8 +140,12 @@ def distill(
         BlockingIOError: another process has the folder open.
     """
     timings, named = Timings(), teacher if isinstance(teacher, str) else None
+    check_flags(labels_alone=labels_alone, auto=auto, features_only=features_only, resume=resume, overwrite=overwrite)
+    check_flags(measure_latency=measure_latency, tensorboard=tensorboard, plots=plots or False)
     config, teacher = _named(config, teacher)
     console = watched_console() if console == "auto" else console
+    if not isinstance(encodings, Iterable):
+        raise TypeError(f"encodings is {encodings!r}, expected a list of tensors, such as encodings=[positions]")
     if features_only:
         if len(encodings):
             raise ValueError(f"features_only is True and encodings holds {len(encodings)}; expected one of them")
