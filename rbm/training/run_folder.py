@@ -20,7 +20,16 @@ from rbm.config import Config, as_text, differences, flat
 from rbm.datasets.encodings import hops
 from rbm.nn.int8 import check_kind, quantized
 from rbm.nn.pretrained import HubMixin
-from rbm.nn.saved_student import STUDENT, check_described, describe, fill, find_student, read_description, rebuild
+from rbm.nn.saved_student import (
+    STUDENT,
+    check_described,
+    check_exists,
+    describe,
+    fill,
+    find_student,
+    read_description,
+    rebuild,
+)
 from rbm.training.run_files import CHECKPOINT, begin_list, is_unused, list_file, remove_partials, remove_run
 from rbm.utils.files import absolute, as_path, check_writable, disk_errors, read_text, write_bytes, write_json
 from rbm.utils.locks import only_process
@@ -296,18 +305,27 @@ def load_encodings(folder: Path | str, method: str | None = None, *, passed_on: 
     The encodings of a new node are the mean over its neighbours of ``load_encodings(..., passed_on=True)``. These are
     the neighbours' own encodings, except for stored hops (:mod:`rbm.datasets.encodings.hops`), which are shifted by one
     hop.
+
+    Arguments are those of :func:`load`. A folder written by ``save_pretrained`` holds no encodings: None.
+
+    Raises:
+        FileNotFoundError: the folder has no finished student, or its encodings are missing.
+        ValueError: a file is corrupt, or the folder has no student of ``method``.
     """
-    config = as_path("folder", folder) / STUDENT
+    folder = as_path("folder", folder)
+    check_exists(folder)
+    config = folder / STUDENT
     described = read_description(config, method) if config.is_file() else {}
     name = described.get("encodings", "encodings")
     if name is None:
         return None
     if not isinstance(name, str) or name != Path(name).name:
         raise ValueError(f"{config} is damaged: it names the encodings {name!r}, expected a file of its folder")
-    path = Path(folder) / f"{name}.safetensors"
+    path = folder / f"{name}.safetensors"
     if not path.is_file():
         if "encodings" in described:
             raise FileNotFoundError(f"{path} does not exist, and the student of {config} needs it; restore it")
+        find_student(folder, method)  # raises an error if there is none
         return None  # earlier versions did not write the name: theirs is the file that is there, if any
     check_described(config, described, path)
     tensors, _ = read_sealed(path, foreign=True)  # version 0.1.0 wrote no metadata into this file

@@ -214,6 +214,17 @@ def test_damaged_encodings(run):
     assert load_encodings(run.path).shape == (30, 4), "version 0.1.0 wrote no checksum"
 
 
+def test_encodings_of_no_folder(run, tmp_path):
+    """None means a student of features alone, not a wrong path."""
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; expected the run folder of a finished"):
+        load_encodings(tmp_path / "nowhere")
+    (run.path / "encodings.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"holds no student\.json: it is no run folder, or its run is not"):
+        load_encodings(run.path)
+    rbm.MLPStudent(3, 4, 2).save_pretrained(tmp_path / "student")
+    assert load_encodings(tmp_path / "student") is None
+
+
 def test_a_damaged_phase(run):
     path = run.path / "mlp.safetensors"
     content = path.read_bytes()
