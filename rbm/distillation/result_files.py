@@ -1,8 +1,8 @@
 """Results in a run folder, read so that a damaged file is told by its name, with what writes it anew."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from rbm.utils.files import read_json
@@ -15,7 +15,7 @@ _WRITTEN_BY = {
 }
 
 
-def read_results(path: Path) -> dict[str, Any]:
+def read_results(path: Path) -> "_Values":
     """The values of a JSON file of a run. A name that it lacks raises ValueError when it is looked up, not KeyError.
 
     Raises:
@@ -30,19 +30,16 @@ def read_results(path: Path) -> dict[str, Any]:
         raise ValueError(f"{error}; {_remedy(path)}") from error
 
 
-@contextmanager
-def results_of(folders: Sequence[Path]) -> Iterator[None]:
-    """Turn errors about values of another type than a run writes into ValueError, which names the files."""
-    try:
-        yield
-    except (TypeError, AttributeError, LookupError, ArithmeticError, ValueError) as error:
-        if isinstance(error, ValueError) and any(str(folder) in str(error) for folder in folders):
-            raise  # it names the file
-        raise ValueError(
-            f"run {', '.join(map(str, folders))}: {', '.join(_WRITTEN_BY)} or metrics.jsonl holds something else than a"
-            f" run writes ({type(error).__name__}: {error}); restore them, or remove the first four:"
-            f" {', '.join(dict.fromkeys(_WRITTEN_BY.values()))} write them anew"
-        ) from error
+def check_kind(values: "_Values", names: Iterable[str], kind: type | UnionType, expected: str) -> None:
+    """Raise ValueError unless the values of these names in :func:`read_results` or in a part of it are of a ``kind``,
+    which the message calls ``expected``.
+    """
+    for name in names:
+        if not isinstance(values[name], kind):
+            raise ValueError(
+                f"{values.path} has {values[name]!r} as {name!r}, expected {expected}, as a run writes it;"
+                f" {_remedy(values.path)}"
+            )
 
 
 class _Values(dict):

@@ -6,11 +6,12 @@ from rbm.config import Config
 from rbm.datasets.registry import short_name
 from rbm.distillation.report import OBSERVED
 from rbm.distillation.report.charts import interval, styles_of
-from rbm.distillation.result_files import read_results
+from rbm.distillation.result_files import check_kind, read_results
 from rbm.training.run_folder import read_metrics
 
 FORMAT = 1  # of report.json
 TEACHER = "teacher"
+SIZES = ("nodes", "edges", "features", "classes")  # of the graph, in summary.json
 _CURVES = ("loss", "val_accuracy", "test_accuracy")
 
 
@@ -37,6 +38,11 @@ class RunData:
                 " damaged; remove it, and rbm report writes it anew"
             )
         self.summary, self.timings = (read_results(self.folder / f"{name}.json") for name in ("summary", "timings"))
+        check_kind(self.figures, ("models",), dict, "values by name")
+        check_kind(self.figures, ("of",), int, "a number of nodes")
+        check_kind(self.summary, ("verdict",), dict, "values by name")
+        check_kind(self.summary, SIZES, int, "a whole number")
+        check_kind(self.timings, self.timings, dict, "values by name")
         kept = self.summary["verdict"]["kept"]
         if self.figures["kept"] != kept or not self.figures["models"].keys() <= self.summary.keys():
             raise ValueError(
@@ -55,9 +61,11 @@ class RunData:
         self.latency = read_results(measured) if measured.is_file() else None
         self.kept, self.nodes = self.figures["kept"], self.figures["of"]
         self.models = [name for name in self.summary if name in (*self.figures["models"], TEACHER)]
+        check_kind(self.summary, self.models, dict, "values by name")
         self.styles = styles_of(self.models, self.kept)
         self.accuracy = {}
         for name in self.models:
+            check_kind(self.summary[name], ("test_accuracy",), float | int, "a number")
             middle = self.summary[name]["test_accuracy"]
             self.accuracy[name] = (100 * middle, *interval(round(middle * self.nodes), self.nodes))
 

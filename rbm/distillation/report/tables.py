@@ -4,7 +4,7 @@ from typing import Any
 
 from rbm.distillation.registry import title_of
 from rbm.distillation.report.parts import Cell, Grid, Section, percent
-from rbm.distillation.report.run_data import TEACHER, RunData
+from rbm.distillation.report.run_data import SIZES, TEACHER, RunData
 
 _LEAST = 10  # nodes that a group must have to be named in a sentence
 
@@ -157,7 +157,7 @@ def configuration(run: RunData) -> Section:
     made = run.figures["made"]
     rows = [(name, str(made[name])) for name in ("date", "python", "machine", "device", "threads")]
     rows += made["versions"].items()
-    sizes = [(name, f"{run.summary[name]:,}") for name in ("nodes", "edges", "features", "classes")]
+    sizes = [(name, f"{run.summary[name]:,}") for name in SIZES]
     timed = [(title_of(name), f"{phase['seconds']:.1f} s") for name, phase in run.timings.items() if "seconds" in phase]
     phases = sorted(timed, key=lambda phase: phase[0] == "total")  # the total last, after the report
     grids = [

@@ -13,7 +13,6 @@ from rbm.distillation.report import OBSERVED, REPORT, compare, page
 from rbm.distillation.report.observe import observe
 from rbm.distillation.report.run_data import RunData
 from rbm.distillation.result import Distillation
-from rbm.distillation.result_files import results_of
 from rbm.training.run_files import list_file
 from rbm.utils.files import write_json, write_text
 
@@ -65,11 +64,6 @@ def write_page(folders: Sequence[Path | str], out: Path | str) -> Path:
 
 def render(folders: Sequence[Path]) -> str:
     """The page of :func:`write_page`."""
-    with results_of(folders):
-        return _render(folders)
-
-
-def _render(folders: Sequence[Path]) -> str:
     runs = [RunData(folder, f"run{number}") for number, folder in enumerate(folders, 1)]
     shown: list[dict[str, Any]] = [
         {
