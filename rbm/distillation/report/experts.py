@@ -1,6 +1,6 @@
 """The figures of a mixture in a report: load and classes of its experts, and the inputs of its last router."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from rbm.nn.students import MixtureStudent
 from rbm.training.metrics import purity
 from rbm.utils.chunks import drawn_rows
 from rbm_kernels.ops.cosine_topk.reference import unit
+
+if TYPE_CHECKING:
+    from sklearn.decomposition import PCA
 
 MOST_NODES = 20_000
 MOST_POINTS = 600
@@ -101,20 +104,27 @@ def _rounded(values: Tensor) -> list[float]:
     return [round(float(value), 5) for value in values]
 
 
+def fit_components(rows: np.ndarray, parts: int, **options: Any) -> tuple["PCA", np.ndarray]:
+    """The PCA of rows ``[n, F]`` with these ``options``, and the rows in its components, ``[n, parts]``."""
+    from sklearn.decomposition import PCA
+
+    pca = PCA(parts, **options)
+    with np.errstate(invalid="ignore"):  # equal rows have no variance, of which PCA takes shares
+        return pca, pca.fit_transform(rows)
+
+
 def _plane(seen: Tensor, top: Tensor, labels: Tensor, memory: Tensor | None, seed: int) -> dict[str, Any]:
     """The inputs of a router in the plane of their two principal components. Rows are scaled to length one, because
     the router compares directions (cosines). The memory vectors are projected into the same plane.
     """
-    from sklearn.decomposition import PCA
     from threadpoolctl import threadpool_limits
 
     drawn = drawn_rows(len(seen), MOST_POINTS, seed)
     rows = unit(seen[drawn]).numpy()
     parts = min(2, *rows.shape)
-    # Equal rows have no variance, of which PCA takes shares.
-    with threadpool_limits(limits=1), np.errstate(invalid="ignore"):
-        pca = PCA(parts, svd_solver="full" if min(rows.shape) < 500 else "randomized", random_state=seed)
-        points = pca.fit_transform(rows)
+    solver = "full" if min(rows.shape) < 500 else "randomized"
+    with threadpool_limits(limits=1):
+        pca, points = fit_components(rows, parts, svd_solver=solver, random_state=seed)
     total = np.nan_to_num(pca.explained_variance_ratio_)
     has_memory = memory is not None and memory.dim() == 2 and memory.shape[1] == seen.shape[1]
     marks = pca.transform(unit(memory.float().cpu()).numpy()) if has_memory else []

@@ -12,7 +12,7 @@ from torch import Tensor
 from rbm.datasets.registry import short_name
 from rbm.distillation.registry import title_of
 from rbm.distillation.report import CURVES, LOAD, REPRESENTATION
-from rbm.distillation.report.experts import last_router, mixture_of
+from rbm.distillation.report.experts import fit_components, last_router, mixture_of
 from rbm.distillation.result import Distillation
 from rbm.distillation.summary import chosen_epochs
 from rbm.training.metrics import expert_loads
@@ -244,15 +244,13 @@ def plot_router_inputs(
 def _embed_in_plane(rows: np.ndarray, seed: int) -> np.ndarray:
     if len(rows) == 1:  # t-SNE needs neighbours
         return np.zeros((1, 2))
-    from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
     if (largest := np.abs(rows).max()) > _LONGEST:  # squares would overflow; the map does not depend on the scale
         rows = rows * (_LONGEST / largest)
     if rows.shape[1] > 50:  # distances hardly change, and t-SNE's neighbour search becomes several times faster
-        with np.errstate(invalid="ignore"):  # equal rows have no variance, of which PCA takes shares
-            rows = PCA(min(50, len(rows)), random_state=seed).fit_transform(rows)
+        _, rows = fit_components(rows, min(50, len(rows)), random_state=seed)
     perplexity = min(30.0, (len(rows) - 1) / 3.0)
     # One thread makes the picture reproducible. Two cores gain little, and busy cores can cost minutes.
     with threadpool_limits(limits=1):
