@@ -17,6 +17,7 @@ from rbm.config import Config
 from rbm.config.presets import features_only as without_encodings
 from rbm.config.presets import teacher_settings
 from rbm.datasets import num_classes, validate_data
+from rbm.datasets.encodings import own_encoding
 from rbm.datasets.encodings.hops import check_hops
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.datasets.validation import (
@@ -158,6 +159,8 @@ def distill(
     if tensorboard:
         check_tensorboard(folder)
     _check_graph(data, config, warn=folder is not None or console is not None)  # once, not per trial of a search
+    for place, own in enumerate(encodings):
+        own_encoding(own, place, data.num_nodes)  # checked before the teacher is trained
     config = named_after_graph(config, data, folder if resume else None)
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
     given = _given(teacher, config, split, classes, methods)

@@ -6,6 +6,15 @@ import rbm
 from rbm.distillation.distill import distill
 
 NO_PATH = "expected a path, as str or pathlib.Path"
+
+
+def untrained(graph, **options):
+    """A run that must be refused before its teacher is trained, which may take hours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rbm.distillation.distill.prepare_teacher", lambda *arguments, **named: pytest.fail("trained"))
+        distill(graph, **options)
+
+
 MLP = rbm.MLPStudent(2, 2, 2)
 CALLS = {
     rf"folder is None, {NO_PATH}": lambda graph: rbm.load(None),
@@ -21,6 +30,8 @@ CALLS = {
     "unseen_fraction is 'a', expected a number": lambda graph: distill(graph, unseen_fraction="a"),
     "methods is 3, expected a list of names, such as": lambda graph: distill(graph, methods=3),
     "encodings is 3, expected a list of tensors, such as": lambda graph: distill(graph, encodings=3),
+    r"encodings\[0\]: got int, expected a dense floating tensor": lambda graph: untrained(graph, encodings=[3]),
+    r"encodings\[0\]: got shape \[12\], expected \[60, width\]": lambda graph: untrained(graph, encodings=graph.x),
     "plots is 'a', expected True or False": lambda graph: distill(graph, plots="a"),
     "auto is 'no', expected True or False": lambda graph: distill(graph, auto="no"),
     r"changes is \[1\], expected settings by name": lambda graph: rbm.Config().updated([1]),

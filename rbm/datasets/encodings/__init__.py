@@ -76,7 +76,7 @@ def encode(
     if config.label_propagation:
         parts.append(labels_nearby(split, config, num_classes, cache))
     for place, given in enumerate(extra):
-        rows = _given(given, place, split.graph.num_nodes)
+        rows = own_encoding(given, place, split.graph.num_nodes)
         parts.append(Encodings(rows[split.observed_nodes.cpu()], rows))
     if not parts:
         return None
@@ -165,19 +165,26 @@ def _scaled(part: Encodings, split: GraphSplit, relative_norm: float) -> Encodin
     return Encodings(*(factor * rows for rows in part))
 
 
-def _given(given: Tensor, place: int, num_nodes: int) -> Tensor:
+def own_encoding(given: Tensor, place: int, num_nodes: int) -> Tensor:
+    """Check an encoding of the user's own, ``[N, d]``, and return it as float32 on the CPU. Messages call it
+    ``encodings[place]``, as an argument of :func:`rbm.distill`.
+
+    Raises:
+        TypeError: not a dense floating tensor.
+        ValueError: another shape, or numbers that are not finite.
+    """
     if not isinstance(given, Tensor) or given.layout != torch.strided or not given.is_floating_point():
         kind = f"a {given.layout} tensor of {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
         raise TypeError(
-            f"extra[{place}]: got {kind}, expected a dense floating tensor; use torch.as_tensor(...).float()"
+            f"encodings[{place}]: got {kind}, expected a dense floating tensor; use torch.as_tensor(...).float()"
         )
     if given.dim() != 2 or given.shape[0] != num_nodes:
         raise ValueError(
-            f"extra[{place}]: got shape {list(given.shape)}, expected [{num_nodes}, width], one row for each node of"
-            " the full graph"
+            f"encodings[{place}]: got shape {list(given.shape)}, expected [{num_nodes}, width], one row for each node"
+            " of the full graph"
         )
     if not torch.isfinite(given).all():
-        raise ValueError(f"extra[{place}]: holds NaN or infinity, expected finite numbers; try torch.nan_to_num")
+        raise ValueError(f"encodings[{place}]: holds NaN or infinity, expected finite numbers; try torch.nan_to_num")
     return given.detach().cpu().float()
 
 

@@ -290,11 +290,11 @@ def test_a_training_label_out_of_range_is_an_error():
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (torch.zeros(NODES, 2).long(), TypeError, r"extra\[1\]: got a torch.strided tensor of torch.int64"),
-        ([1.0], TypeError, r"extra\[1\]: got list, expected a dense floating tensor"),
-        (torch.zeros(NODES), ValueError, r"extra\[1\]: got shape \[40\], expected \[40, width\]"),
-        (torch.zeros(NODES - 1, 2), ValueError, r"extra\[1\]: got shape \[39, 2\], expected \[40, width\]"),
-        (torch.full((NODES, 1), torch.nan), ValueError, r"extra\[1\]: holds NaN or infinity"),
+        (torch.zeros(NODES, 2).long(), TypeError, r"encodings\[1\]: got a torch.strided tensor of torch.int64"),
+        ([1.0], TypeError, r"encodings\[1\]: got list, expected a dense floating tensor"),
+        (torch.zeros(NODES), ValueError, r"encodings\[1\]: got shape \[40\], expected \[40, width\]"),
+        (torch.zeros(NODES - 1, 2), ValueError, r"encodings\[1\]: got shape \[39, 2\], expected \[40, width\]"),
+        (torch.full((NODES, 1), torch.nan), ValueError, r"encodings\[1\]: holds NaN or infinity"),
     ],
 )
 def test_bad_extra_encodings(given, error, message):
