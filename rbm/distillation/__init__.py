@@ -10,6 +10,7 @@
 - Soft labels: :mod:`rbm.distillation.soft_targets`, :mod:`rbm.distillation.reliability`,
   :mod:`rbm.distillation.neighbor_labels` and :mod:`rbm.distillation.source` (what ``auto`` settings decide).
 - Results: :mod:`rbm.distillation.verdict`, :mod:`rbm.distillation.sentences`, :mod:`rbm.distillation.summary`,
-  :mod:`rbm.distillation.latency`, and ``report/``, the page of a run.
+  :mod:`rbm.distillation.latency`, :mod:`rbm.distillation.result_files` (reads them again), and ``report/``, the page of
+  a run.
 - ``auto/`` searches for teacher, encodings, student and settings before a run.
 """

@@ -168,8 +168,8 @@ class Search:
         return lead(self._answers(trial), self._answers(given))
 
     def corrected_gain(self) -> float | None:
-        """The expected gain of the best trial over the given configuration (:func:`~.trials.corrected_gain`); None if
-        no trial of the given configuration is complete.
+        """The expected gain of the best trial over the given configuration
+        (:func:`rbm.distillation.auto.trials.corrected_gain`); None if no trial of that configuration is complete.
         """
         complete, points = self.complete(), self._given_points()
         given = [index for index, trial in enumerate(complete) if point_of(trial) in points]
