@@ -12,7 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from rbm.nn import folded_weights as folding
 from rbm.nn.rbm_layer import FusedRbMLayer
-from rbm.nn.students import CHUNK_ROWS, MLPStudent, RbMStudent, Trace
+from rbm.nn.students import MLPStudent, RbMStudent, Trace
+from rbm.utils.chunks import CHUNK_ROWS
 from rbm.utils.precision import autocast_dtype, cast_once
 
 

@@ -160,7 +160,8 @@ class MoEStudent(MixtureStudent):
     ) -> None:
         sizes = layer_sizes(in_channels, hidden_channels, out_channels, num_layers)
         layers = (
-            MoELayer(*size, num_experts, top_k, router_features=hidden_channels, **layer_options) for size in sizes
+            self.layer_type(*size, num_experts, top_k, router_features=hidden_channels, **layer_options)
+            for size in sizes
         )
         super().__init__(layers, norm)
 

@@ -24,11 +24,11 @@ from rbm.nn.pretrained import HubMixin
 from rbm.nn.rbm_layer import FusedRbMLayer
 from rbm.nn.sparse_rows import Features, Linear, Rows, as_rows, to_dense
 from rbm.utils.arguments import check_choice, check_flags, check_probability, check_sizes
+from rbm.utils.chunks import CHUNK_ROWS
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum, world_size
 
 NORMS = ("none", "batch", "layer")
-CHUNK_ROWS = 2**18
 
 
 def build_norm(norm: str, channels: int) -> nn.Module:

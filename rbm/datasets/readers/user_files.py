@@ -28,6 +28,7 @@ from rbm.datasets.readers.node_ids import (
 )
 from rbm.datasets.readers.parquet import TextColumnError, check_columns, numbers
 from rbm.datasets.readers.text import read_table
+from rbm.datasets.validation import MASKS
 from rbm.utils.arrays import open_npy, pickled_arrays, read_npz
 from rbm.utils.files import optional
 from rbm.utils.tensor_files import PicklesError, SparseTensorError, read_pickled
@@ -50,9 +51,8 @@ _ORDERS = {
     "masks": {"train": "train", "val": "val", "test": "test"},
     "edge_index": {"from": "from|source|src|sender", "to": "to$|to_|target|dst|dest|receiver"},
 }
-_MASKS = ("train_mask", "val_mask", "test_mask")
 # The number for a node that a table with ids lacks, where it may lack any.
-_LACKING = {"y": -1.0, **dict.fromkeys((*_MASKS, "masks"), 0.0)}
+_LACKING = {"y": -1.0, **dict.fromkeys((*MASKS, "masks"), 0.0)}
 _SPARSE = ("data", "indices", "indptr", "shape")  # what scipy.sparse.save_npz writes for a CSR matrix
 _LARGEST = 2**63 - 1
 _OF_NAMES = "; names become numbers by numpy.unique(NAMES, return_inverse=True)[1]"
@@ -283,14 +283,14 @@ def _by_id(path: Path, ids: NodeIds) -> Tensor:
         if part == "edge_index":
             return _checked(read_edges, path, ids)
         if _checked(id_column, path):
-            if part not in _MASKS and len(column_names(path)) == 1:
+            if part not in MASKS and len(column_names(path)) == 1:
                 raise ValueError(_only_ids(path))
             return _from_table(path, _checked(read_by_ids, path, ids, lacking=_LACKING.get(part)))
         if path.suffix == ".csv" and lacks_header(path, ids):
             raise ValueError(
                 f"dataset: {path} begins with the id of a node, expected a header such as id,label; write one"
             )
-        if part in _MASKS and (nodes := _checked(read_mask, path, ids)) is not None:
+        if part in MASKS and (nodes := _checked(read_mask, path, ids)) is not None:
             return nodes
     return _READERS[path.suffix](path)
 

@@ -13,7 +13,7 @@ from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.session import Session
 from rbm.experiments.tuning.space import default_space
 from rbm.teachers import check_teacher
-from rbm.utils.arguments import check_at_least
+from rbm.utils.arguments import check_sizes
 from rbm.utils.cluster import check_ray
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
@@ -67,8 +67,7 @@ def tune(
         FileExistsError: the folder contains something else.
         BlockingIOError: another process is searching there.
     """
-    for name, number in (("trials", trials), ("jobs", jobs)):
-        check_at_least(name, number, 1)
+    check_sizes(trials=trials, jobs=jobs)
     if isinstance(seeds, int):
         raise TypeError(f"seeds is {seeds}, expected several numbers; use seeds=({seeds},)")
     search = Search(config, method, tuple(seeds), default_space(method) if space is None else space)
