@@ -183,9 +183,15 @@ def auxiliary_loss(
         A scalar. The default weights are those of the section ``rbm`` of the configuration.
 
     Raises:
+        TypeError: ``routing`` is something else than a record.
         ValueError: the model has no such layer, its routing is not recorded, or it has not been called yet.
     """
     record = open_record(model) if routing is None else routing
+    if not isinstance(record, RoutingRecord):
+        raise TypeError(
+            f"routing is a {type(record).__name__}, expected what rbm.record_routing(model) yields; inside its block,"
+            " leave routing out"
+        )
     model_layers = {*routed_layers(model).values()}
     layers = {name: layer for name, layer in record.layers.items() if layer in model_layers and name in record}
     if not layers:

@@ -156,6 +156,15 @@ def test_auxiliary_loss_is_the_sum_over_layers():
         rbm.auxiliary_loss(net)
 
 
+def test_auxiliary_loss_names_what_is_no_record():
+    """Such as the routing of one layer, which its forward returns."""
+    layer = rbm.FusedRbMLayer(6, 3, 4, 2)
+    _, routing = layer(torch.randn(5, 6), return_routing=True)
+    for given, kind in ((routing, "Routing"), ("a", "str")):
+        with pytest.raises(TypeError, match=rf"^routing is a {kind}, expected what rbm\.record_routing\(model\)"):
+            rbm.auxiliary_loss(layer, given)
+
+
 def test_auxiliary_loss_takes_the_innermost_record_of_the_whole_model():
     net = model().eval()
     last = net[2]
