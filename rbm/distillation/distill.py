@@ -228,7 +228,7 @@ def distill(
             config=config,
             trials=chosen.rows if chosen else None,
         )
-        finish(found, trained, run, data, unseen_fraction, latency=measure_latency, plots=plots, progress=progress)
+        finish(found, trained, run, data, latency=measure_latency, plots=plots, progress=progress)
     return found
 
 

@@ -68,7 +68,6 @@ def finish(
     trained: dict[str, TrainedStudent],
     run: RunFolder | None,
     data: Data,
-    unseen_fraction: float | None,
     *,
     latency: bool,
     plots: bool | None,
@@ -86,7 +85,7 @@ def finish(
         timings.end()
         return
     with timings.measured("saving"):
-        save_graph(run, found.config, data, unseen_fraction, progress)
+        save_graph(run, found.config, data, progress)
         _write_students(run, found, trained)
     _write_timings(run, timings)
     if draws(plots):

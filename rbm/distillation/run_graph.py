@@ -10,16 +10,16 @@ from torch_geometric.data import Data
 from rbm.config import Config
 from rbm.datasets import num_classes
 from rbm.datasets.load import load_configured_dataset
-from rbm.datasets.readers.node_ids import FILE, NodeIds
+from rbm.datasets.readers.node_ids import FILE, INPUTS, NodeIds
 from rbm.datasets.registry import absolute_name, find_dataset, is_path
 from rbm.datasets.splits import GraphSplit, split_for
 from rbm.datasets.validation import MASKS
 from rbm.distillation.result_files import read_results
 from rbm.teachers.prepare import build_configured_teacher
 from rbm.training.run_folder import RunFolder, load_weights
-from rbm.utils.files import absolute
+from rbm.utils.files import absolute, read_json
 from rbm.utils.progress import Progress
-from rbm.utils.tensor_files import read_sealed
+from rbm.utils.tensor_files import fingerprint, read_sealed
 
 OWN_GRAPH = "own graph"  # name of a graph without a name
 GRAPH = "graph.safetensors"
@@ -49,29 +49,35 @@ def named_after_graph(config: Config, data: Data, resumed: Path | str | None) ->
     return config.updated({"dataset": name, "root": root})
 
 
-def save_graph(run: RunFolder, config: Config, data: Data, unseen_fraction: float | None, progress: Progress) -> None:
-    """Save a graph in its run folder unless it is a named one or too large. A file is not enough: it may grow later.
+def graph_hashes(data: Data) -> dict[str, str]:
+    """A hash of each part of a graph that training depends on, by its name."""
+    parts = {name: data.get(name) for name in ("x", "edge_index", "y", *MASKS)}
+    return {name: fingerprint("input", name, [part]) for name, part in parts.items() if isinstance(part, Tensor)}
+
+
+def save_graph(run: RunFolder, config: Config, data: Data, progress: Progress) -> None:
+    """Save a graph in its run folder unless its name loads it or it is too large. A file is not enough: it may grow
+    later.
 
     The ids of its nodes are always saved.
     """
     if isinstance(ids := data.get("node_ids"), NodeIds):  # a Data may have an attribute of its own by this name
         run.write_text(FILE, ids.to_csv())
-    if _is_named(config.dataset):
-        return
     tensors = {name: data[name] for name in _PARTS if isinstance(data.get(name), Tensor)}
     if data.x.layout == torch.sparse_csr:
         tensors |= dict(zip(_CSR, (data.x.crow_indices(), data.x.col_indices(), data.x.values()), strict=True))
     else:
         tensors["x"] = data.x
-    if (size := sum(tensor.nbytes for tensor in tensors.values())) > MOST_BYTES:
+    size, named = sum(tensor.nbytes for tensor in tensors.values()), _is_named(config.dataset)
+    if named and (size > MOST_BYTES or _loads(config, run.path)):
+        return
+    if size > MOST_BYTES:
         keep = f"; keep {config.dataset} as it is" if is_path(config.dataset) else ""
         progress.say(
             f"graph: {size / 2**20:,.0f} MiB, more than the {MOST_BYTES >> 20} MiB that a run folder keeps{keep}"
         )
         return
     values = {name: data.get(name) for name in _NUMBERS if data.get(name) is not None}
-    if unseen_fraction is not None:
-        values["unseen_fraction"] = unseen_fraction
     values |= {"features": data.num_features, "num_classes": num_classes(data)}
     run.save_tensors(GRAPH.partition(".")[0], tensors, {name: _plain(value) for name, value in values.items()})
 
@@ -124,9 +130,14 @@ def split_of_run(run: Path, config: Config, root: Path | str | None = None) -> t
         ValueError: as :func:`graph_of_run`, or the graph is not that of the run.
     """
     data = graph_of_run(run, config, root)
-    split = split_for(config, data)
+    split = split_for(config, data, unseen_fraction=_inputs(run).get("unseen_fraction"))
     remedy = "restore that graph" if is_path(config.dataset) else "name the folder with that dataset by --root"
     _check_sizes(run, split.graph, f"its dataset {config.dataset!r}", remedy)
+    if not (run / GRAPH).is_file() and (changed := _changed(run, data)):
+        raise ValueError(
+            f"run {run} was made on a graph with another {', '.join(changed)} than its dataset {config.dataset!r} has;"
+            f" {remedy}, or run it again"
+        )
     return split, num_classes(data)
 
 
@@ -154,6 +165,28 @@ def _read_graph(path: Path) -> Data:
         crow, col, entries = (tensors.pop(name) for name in _CSR)
         tensors["x"] = torch.sparse_csr_tensor(crow, col, entries, (len(crow) - 1, width))
     return Data(**tensors, **values)
+
+
+def _inputs(run: Path) -> dict[str, Any]:
+    """What :mod:`rbm.distillation.run_inputs` has written; empty for runs of earlier versions."""
+    return read_json(run / INPUTS) if (run / INPUTS).is_file() else {}
+
+
+def _changed(run: Path, data: Data) -> list[str]:
+    """The names of parts of a graph that are not those that the run was given."""
+    inputs, now = _inputs(run), graph_hashes(data)
+    return [name for name in now if inputs.get(name, now[name]) != now[name]]
+
+
+def _loads(config: Config, run: Path) -> bool:
+    """Whether the name of a graph loads what the run was given. Its masks may be others: of another seed, or one's own.
+
+    A graph that cannot be loaded now, for example without a root, may be any.
+    """
+    try:
+        return not _changed(run, load_configured_dataset(config))
+    except Exception:  # a plugin's loader may raise anything
+        return False
 
 
 def _is_named(dataset: str) -> bool:

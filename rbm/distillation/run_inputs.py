@@ -6,13 +6,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.datasets.readers.node_ids import IDS, INPUTS, NodeIds
-from rbm.datasets.validation import MASKS
-from rbm.distillation.run_graph import check_resumed_graph
+from rbm.distillation.run_graph import check_resumed_graph, graph_hashes
 from rbm.training.run_folder import RunFolder
 from rbm.utils.files import as_json, read_json
 from rbm.utils.tensor_files import fingerprint
-
-_PARTS = ("x", "edge_index", "y", *MASKS)
 
 
 def hashes(
@@ -27,7 +24,7 @@ def hashes(
         encodings: further columns of a student's input.
         unseen_fraction: as given to :func:`rbm.distill`; None stands for that of the graph.
     """
-    parts = {name: [data[name]] for name in _PARTS if isinstance(data.get(name), Tensor)}
+    parts: dict[str, list[Tensor]] = {}
     if isinstance(teacher, nn.Module):
         state = {name: value for name, value in teacher.state_dict().items() if isinstance(value, Tensor)}
         parts["teacher"] = [state[name] for name in sorted(state)]
@@ -35,7 +32,8 @@ def hashes(
         parts["teacher"] = [teacher]
     if len(encodings):
         parts["encodings"] = list(encodings)
-    found: dict[str, str | float] = {name: fingerprint("input", name, tensors) for name, tensors in parts.items()}
+    given = {name: fingerprint("input", name, tensors) for name, tensors in parts.items()}
+    found: dict[str, str | float] = {**graph_hashes(data), **given}
     if isinstance(ids := data.get(IDS), NodeIds):
         found[IDS] = ids.checksum()
     fraction = data.get("unseen_fraction") if unseen_fraction is None else unseen_fraction

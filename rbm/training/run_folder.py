@@ -62,7 +62,7 @@ class RunFolder:
     ``timings.json``            seconds and latencies, which vary between runs
     ``results.md``              both as a table, and the verdict
     ``checkpoint.pt``           state of the unfinished phase; removed when the phase is finished
-    ``graph.safetensors``       the graph, if no name identifies it (:mod:`rbm.distillation.run_graph`)
+    ``graph.safetensors``       the graph, if its name does not load it (:mod:`rbm.distillation.run_graph`)
     ``report.html``, ``.json``  the report, and its data
     ``student*.pt2``, ``.onnx`` the student for other runtimes, from ``rbm export``
     ``latency.json``            latencies of predictions, from ``rbm latency``

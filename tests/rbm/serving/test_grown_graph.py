@@ -1,5 +1,6 @@
 """``rbm predict --graph``: new nodes are encoded by the rules that the evaluation applies to unseen nodes."""
 
+import copy
 import io
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 import rbm
 from rbm.config import Config
 from rbm.datasets.encodings import label_propagation, transfer
+from rbm.datasets.registry import DATASETS, DatasetInfo
 from rbm.serving.grown_graph import predict_graph
 
 METHODS = ("rbm", "mlp", "nosmog", "cohop", "sign", "tined_plus", "trees", "glnn")
@@ -73,6 +75,36 @@ def test_on_the_same_graph_the_predictions_are_those_of_the_evaluation(small_gra
         assert predict_graph(tmp_path / "run", graph, tmp_path / "out.npy", method=method) == 60
         expected = answers(student, result.student_inputs(method))
         np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6, err_msg=method)
+
+
+@pytest.fixture
+def named(small_graph, monkeypatch):
+    """The graph, which the name "tiny" loads."""
+    info = DatasetInfo("tiny", "plugin", "60 nodes", loader=lambda root, seed: copy.copy(small_graph))
+    monkeypatch.setitem(DATASETS, "tiny", info)
+    return rbm.load_dataset("tiny")
+
+
+@pytest.mark.parametrize("own", ["nothing", "fraction", "masks"])
+def test_a_named_graph_is_that_of_training_with_a_split_of_its_own_too(named, tmp_path, own):
+    if own == "masks":
+        named.train_mask, named.val_mask = named.val_mask, named.train_mask
+    config, fraction = CONFIG.updated({"setting": "inductive"}), 0.7 if own == "fraction" else None
+    options = {"methods": ["mlp"], "measure_latency": False, "plots": False, "unseen_fraction": fraction}
+    result = rbm.distill(named, config=config, folder=tmp_path / "run", **options)
+    assert (tmp_path / "run" / "graph.safetensors").exists() == (own == "masks")
+    graph = save(tmp_path / "graph.npz", named.x, named.edge_index)
+    predict_graph(tmp_path / "run", graph, tmp_path / "out.npy")
+    expected = answers(result.student, result.student_inputs("mlp"))
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)
+
+
+def test_a_name_that_loads_other_labels_than_the_run_had_is_told(named, tmp_path):
+    trained(named, tmp_path / "run", ["mlp"])
+    named.y[0] = (named.y[0] + 1) % 3  # of the graph that the name loads
+    graph = save(tmp_path / "graph.npz", named.x, named.edge_index)
+    with pytest.raises(ValueError, match="a graph with another y than its dataset 'tiny' has; name"):
+        predict_graph(tmp_path / "run", graph, tmp_path / "out.npy")
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])

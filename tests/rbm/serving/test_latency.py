@@ -13,7 +13,7 @@ import rbm
 from rbm.config import Config
 from rbm.distillation import latency
 from rbm.distillation.latency import milliseconds, neighborhood_answer
-from rbm.distillation.run_graph import graph_of_run
+from rbm.distillation.run_graph import split_of_run
 from rbm.nn.moe import MoEStudent
 from rbm.nn.students import EnsembleStudent
 from rbm.serving import latency as measuring
@@ -202,12 +202,13 @@ def test_a_run_on_a_graph_of_ones_own(small_graph, tmp_path, command, kind):
     config = Config().updated({**QUICK, "setting": "inductive"})
     rbm.distill(graph, config=config, methods=["mlp"], folder=folder, unseen_fraction=0.5, measure_latency=False)
     assert command(folder, "--batch-sizes", "1", "--repeats", "1")[0] == 0
-    kept = graph_of_run(folder, Config.from_yaml(folder / "config.yaml"))
+    split, classes = split_of_run(folder, Config.from_yaml(folder / "config.yaml"))
+    kept = split.graph
     assert kept.x.layout == graph.x.layout
     assert torch.equal(kept.x.to_dense(), graph.x.to_dense())
     for name in ("edge_index", "y", "train_mask", "val_mask", "test_mask"):
         assert torch.equal(kept[name], graph[name])
-    assert (kept.num_classes, kept.unseen_fraction) == (3, 0.5)
+    assert (classes, len(split.unseen_nodes)) == (3, int(0.5 * graph.test_mask.sum()))
     assert read_json(folder / "latency.json")["dataset"] == "papers"
 
 
