@@ -246,10 +246,10 @@ def read_mask(path: Path, ids: NodeIds) -> Tensor | None:
     if table.num_columns != 1 or pyarrow.types.is_nested(table.schema.types[0]):
         return None
     texts = _as_text(path, table.column_names[0], table.columns[0])
-    without = texts[int(_is_header(path, texts, ids)) :]
-    if len(without) == len(ids) and {text.lower() for text in without.unique().to_pylist()} <= _FLAGS:
+    flags = texts[int(path.suffix == ".csv" and len(texts) > len(ids)) :]  # below a header of any name
+    if len(flags) == len(ids) and {text.lower() for text in flags.unique().to_pylist()} <= _FLAGS:
         return None
-    return torch.from_numpy(_known(without, ids, path))
+    return torch.from_numpy(_known(texts[int(_is_header(path, texts, ids)) :], ids, path))
 
 
 def read_nodes(path: Path, ids: NodeIds) -> np.ndarray:

@@ -51,7 +51,7 @@ def test_parquet_and_numbers_as_ids(graph):
         path.unlink()
     names = [31336, 1061127, 1106406]
     parquet.write_table(pyarrow.table({"a": [1.0, 2.0, 3.0], "id": names}), graph / "x.parquet")
-    write(graph, edges=["31336\t1106406", "1106406\t31336"], y=["0", "1", "0"], train=["1", "0", "0"])
+    write(graph, edges=["31336\t1106406", "1106406\t31336"], y=["0", "1", "0"], train=["is in train", "1", "0", "0"])
     parquet.write_table(pyarrow.table({"id": names[::-1], "in": [1, 0, 0]}), graph / "val.parquet")
     parquet.write_table(pyarrow.table({"node": [1061127]}), graph / "test.parquet")
     write(graph, logits=["id,a,b", "1106406,0,1", "31336,2,3", "1061127,4,5"])
