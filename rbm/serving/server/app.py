@@ -214,12 +214,12 @@ class Counted:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, predicts = time.perf_counter(), scope["path"] == "/predict"
+        start = time.perf_counter()
 
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.metrics.requests[message["status"]] += 1
-                if predicts:
+                if scope.get("endpoint") is predict:  # the path may have a prefix (uvicorn --root-path)
                     self.metrics.seconds.observe(time.perf_counter() - start)
             await send(message)
 

@@ -252,6 +252,21 @@ def test_metrics_are_prometheus_text(client):
     assert samples['rbm_request_seconds_bucket{le="+Inf"}'] == samples["rbm_request_seconds_count"] >= 2
 
 
+def test_times_are_counted_below_the_path_of_a_proxy(run):
+    app = make_app(run)
+
+    async def below(scope, *rest):  # as by uvicorn --root-path /models
+        if scope["type"] == "http":
+            scope |= {"root_path": "/models", "path": f"/models{scope['path']}"}
+        await app(scope, *rest)
+
+    below.state = app.state
+    with running(below) as client:
+        client.ask({"x": []})
+        client.get("/info")
+        assert "rbm_request_seconds_count 1\n" in client.get("/metrics")[1]
+
+
 def test_other_paths_and_methods_are_told(client):
     for path in ("/nowhere", "/info/"):
         status, answer = client.get(path)
