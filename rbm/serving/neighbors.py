@@ -131,9 +131,10 @@ class Neighbors:
         return self._edges if self._edges is not None else open_npy(self.path)
 
     def _check(self, ids: np.ndarray, start: int, count: int | None, what: str) -> None:
-        bad = np.flatnonzero(ids < 0 if count is None else (ids < 0) | (ids >= count))
+        last = np.iinfo(np.int64).max if count is None else count - 1
+        bad = np.flatnonzero((ids < 0) | (ids > last))
         if bad.size:
-            expected = "0 or more" if count is None else f"0 to {count - 1}, one of the {count} {what}"
+            expected = f"0 to {last}" if count is None else f"0 to {last}, one of the {count} {what}"
             raise ValueError(
                 f"neighbors file {self.path}: pair {start + bad[0]} (counted from 0) names {ids[bad[0]]}, expected"
                 f" {expected}"

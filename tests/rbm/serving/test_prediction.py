@@ -105,6 +105,15 @@ def test_a_neighbor_of_a_row_that_is_not_there(tmp_path, x, features, order):
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.parametrize("features", ["npy", "csv"])
+def test_a_row_of_a_neighbor_beyond_64_bits(tmp_path, x, features):
+    run = save_run(tmp_path / "run", F, encodings=torch.randn(NODES, D))
+    SAVE[{"npy": "float32.npy", "csv": "plain.csv"}[features]](tmp_path / f"x.{features}", x)
+    np.save(tmp_path / "n.npy", np.array([[2**64 - 1, 0], [0, 1]], dtype=np.uint64))  # -1, stored without a sign
+    with pytest.raises(ValueError, match=r"n\.npy: pair 0 .* names 18446744073709551615, expected 0 to"):
+        predict_file(run, tmp_path / f"x.{features}", tmp_path / "out.csv", neighbors=tmp_path / "n.npy")
+
+
 def test_a_place_that_cannot_be_written_to(run, x, tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", x)
     with pytest.raises(ValueError, match=r"x\.npy is the features file; name another"):
