@@ -123,8 +123,8 @@ def export(
     In the file, the layers are made of standard operators of PyTorch or ONNX, so loading it does not require this
     package. The file is first written under a temporary name, opened again and compared with the model on rows of the
     example in batches of several sizes. Only then is it moved to ``path``. The model is not changed. Inputs of an ONNX
-    model have the names of the arguments of ``model.forward``; its output is called ``output``, or ``output_0``,
-    ``output_1`` and so on.
+    model have the names of the arguments of ``model.forward`` (``input_0`` and so on for ``forward(*args)``); its
+    output is called ``output``, or ``output_0``, ``output_1`` and so on.
 
     Args:
         model: a module on the CPU that :func:`torch.export.export` can trace and that returns a tensor or a tuple of
@@ -151,20 +151,24 @@ def export(
     _check_folder(path)
     example = tuple(example) if isinstance(example, tuple | list) else (example,)
     _check_example(example)
+    module = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
     if dynamic_shapes is None:
         arguments, batches = _batch_of(example, 2), [_batch_of(example, count) for count in _BATCHES]
-        dynamic_shapes = tuple({0: Dim("batch")} for _ in example)
+        batch = {0: Dim("batch")}
+        bound = inspect.signature(module.forward).bind(*example).arguments.values()
+        # The arguments of forward(*args) are one tuple.
+        dynamic_shapes = tuple(batch if isinstance(value, Tensor) else (batch,) * len(value) for value in bound)
     else:
         arguments, batches = example, [example]
-    module = copy.deepcopy(getattr(model, "_orig_mod", model)).eval()
     with torch.no_grad():
         cases = [(batch, module(*batch)) for batch in batches]
         program = torch.export.export(plain(module), arguments, dynamic_shapes=dynamic_shapes)
     count = len(_tensors(cases[0][1]))
     outputs = ["output"] if count == 1 else [f"output_{i}" for i in range(count)]
     inputs = [*inspect.signature(module.forward).parameters][: len(example)]
-    # The signature of forward(*args) has no argument names.
-    inputs = inputs if len(inputs) == len(example) else [f"input_{i}" for i in range(len(example))]
+    # The signature of forward(*args) has no argument names, and names in a file are distinct.
+    if len(inputs) < len(example) or {*inputs} & {*outputs}:
+        inputs = [f"input_{i}" for i in range(len(example))]
     return _write(program, kind, format, path, cases, inputs, outputs)
 
 
@@ -251,7 +255,8 @@ def _compare(
     share, _ = _SHARES[is_quantized]
     for batch, expected in cases:
         for right, got in zip(_tensors(expected), _tensors(answer(*batch)), strict=True):
-            errors = ((got.double() - right.double()).abs() / right.double().abs().max().clamp_min(1.0)).flatten()
+            largest = right.double().abs().nan_to_num(posinf=0.0).max().clamp_min(1.0)
+            errors = ((got.double() - right.double()).abs() / largest).masked_fill(got == right, 0.0).flatten()
             # Where each operator rounds is up to the runtime, which shows in half precision.
             rounding = 2 * torch.finfo(right.dtype).eps if right.is_floating_point() else 0.0
             near, tolerance = max(TOLERANCE, rounding), max(_SHARES[is_quantized][1], rounding)

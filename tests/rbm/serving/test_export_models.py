@@ -172,6 +172,34 @@ def test_mixtures_in_half_precision_are_refused(tmp_path, dtype):
     assert not any(tmp_path.iterdir())
 
 
+class Sum(nn.Module):
+    """A model of several tensors, with -inf in its second column, as masked logits have."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = rbm.FusedRbMLayer(6, 3, 4, 2)
+
+    def forward(self, *xs):
+        return self.layer(sum(xs)).masked_fill(torch.arange(3) == 1, -torch.inf)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_forward_of_any_number_of_arguments_and_logits_of_minus_infinity(tmp_path, names, count):
+    model, xs = Sum().eval(), tuple(torch.randn(count, 5, 6))
+    path = rbm.export(model, xs, "torch-export", tmp_path / "model.pt2")
+    assert names[0][0] == (["xs"] if count == 1 else ["input_0", "input_1", "input_2"])
+    torch.testing.assert_close(FORMATS["torch-export"].open(path)(*xs), model(*xs), atol=1e-5, rtol=0)
+
+
+def test_an_argument_that_has_the_name_of_the_output(tmp_path, names):
+    class Head(nn.Module):
+        def forward(self, output):
+            return 2 * output
+
+    rbm.export(Head(), torch.randn(2, 3), "torch-export", tmp_path / "model.pt2")
+    assert names == [(["input_0"], ["output"])]
+
+
 def test_a_model_that_returns_something_else(tmp_path):
     class Named(nn.Module):
         def forward(self, x):
