@@ -153,6 +153,7 @@ async def predict(request: Request) -> Response:
         except RefusedError as error:
             return refusal(error, close=False)
     except asyncio.CancelledError:  # the server stops and no longer waits
+        service.batcher.grace = 0.0
         return Response(error_body("the server is stopping"), 503, {"Retry-After": "1"}, "application/json")
     finally:
         service.held_bytes -= len(body)

@@ -33,11 +33,15 @@ class Batcher:
         limits: ``rows`` per forward, and ``queue_rows`` that may wait.
         metrics: counts forwards.
         threads: threads per forward.
+
+    Attributes:
+        waiting_rows: rows in the queue.
+        grace: seconds that :meth:`close` waits for the current forward; 0 once a server has given up on requests.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics, threads: int) -> None:
         self.limits, self.metrics = limits, metrics
-        self.waiting_rows = 0
+        self.waiting_rows, self.grace = 0, limits.grace
         self._queue: deque[_Question] = deque()
         self._changed, self._closed = threading.Condition(), False
         # A daemon: a forward that hangs must not keep the process alive.
@@ -58,7 +62,7 @@ class Batcher:
             self._closed = True
             self._queue.clear()
             self._changed.notify()
-        self._worker.join(min(self.limits.grace, threading.TIMEOUT_MAX))
+        self._worker.join(min(self.grace, threading.TIMEOUT_MAX))
 
     async def answer(self, served: ServedStudent, rows: Tensor) -> np.ndarray:
         """Probabilities ``[B, C]`` of ``rows [B, in_channels]``.

@@ -359,3 +359,16 @@ def test_a_client_that_never_ends_its_body_does_not_keep_a_server_from_stopping(
         connection.settimeout(10)
         status, message = told(answer_of(connection))
         assert (status, message) == (503, "the server is stopping")
+
+
+def test_a_forward_that_hangs_keeps_a_server_for_its_grace_and_not_for_twice_that():
+    app = app_with(grace=3.0)
+    gate, sizes = hold_forwards(app.state.service.served)
+    with ThreadPoolExecutor(1) as pool:
+        with running(app) as client:
+            answer = pool.submit(client.fresh().ask, GOOD)
+            wait_until(lambda: sizes)
+            started = time.monotonic()
+        assert 2.9 < time.monotonic() - started < 5.5
+        gate.set()
+        assert answer.result()[0] == 503
