@@ -9,7 +9,7 @@ from torch import Tensor
 from rbm_kernels._library import LIBRARY
 
 
-def implement_vmap(name: str, rows: tuple[str, ...] = ()) -> None:
+def implement_vmap(name: str, rows: tuple[str, ...] = (), of_all_rows: tuple[str, ...] = ()) -> None:
     """Bind the rule of ``torch.func.vmap`` for an operator that changes none of its arguments.
 
     The rule calls the operator once if only tensors of ``rows`` are batched. Otherwise it calls it for each slice, as
@@ -19,15 +19,22 @@ def implement_vmap(name: str, rows: tuple[str, ...] = ()) -> None:
         name: name of the operator.
         rows: the operator's tensors whose first dimension is the rows. It may be given if each row of each result
             depends on that row of these tensors alone.
+        of_all_rows: the operator's optional tensors that describe all rows together. Those of one slice do not fit the
+            rows of all slices, so the one call goes without them.
     """
     operator = getattr(torch.ops.rbm, name).default
-    has_rows = [argument.name in rows for argument in operator._schema.arguments]
+    names = [argument.name for argument in operator._schema.arguments]
+    has_rows, is_of_all = [name in rows for name in names], [name in of_all_rows for name in names]
 
     def rule(info, batch_dims: tuple[int | None, ...], *args, **kwargs) -> tuple[Any, Any]:
         # Fewer arguments than in the schema, if the last ones are left out.
         arguments = list(zip(args, batch_dims, has_rows, strict=False))
-        in_one = all(dim is None or of_rows for _, dim, of_rows in arguments)
-        results = (_call_once if in_one else _call_each)(operator, info.batch_size, arguments, kwargs)
+        if all(dim is None or of_rows for _, dim, of_rows in arguments):
+            of_one = zip(arguments, is_of_all, strict=False)
+            arguments = [(None if left_out else value, *rest) for (value, *rest), left_out in of_one]
+            results = _call_once(operator, info.batch_size, arguments, kwargs)
+        else:
+            results = _call_each(operator, info.batch_size, arguments, kwargs)
         return results, (0,) * len(results) if isinstance(results, tuple) else 0
 
     torch.library.register_vmap(f"rbm::{name}", rule, lib=LIBRARY)

@@ -18,16 +18,19 @@ WITHOUT_A_RULE = {"rbm::memory_update_", "rbm::is_first_forward"}
 
 
 class Calls(TorchDispatchMode):
-    """Counts the calls of our operators by name."""
+    """Counts the calls of our operators by name; ``check`` takes the arguments of those of the grouped matmul."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable | None = None) -> None:
         super().__init__()
         self.counts: dict[str, int] = {}
+        self.check = check
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         if operator.namespace == "rbm":
             name = operator._schema.name.removeprefix("rbm::")
             self.counts[name] = self.counts.get(name, 0) + 1
+            if self.check is not None and name.startswith("expert_matmul"):
+                self.check(*args)
         return operator(*args, **(kwargs or {}))
 
 
@@ -218,6 +221,28 @@ def test_rows_of_kernels_that_need_an_order(compiles, monkeypatch):
     monkeypatch.setattr(matmul, "expert_order", None)
     call = torch.compile(vmap(function), fullgraph=True, backend="aot_eager") if compiles else vmap(function)
     torch.testing.assert_close(call(*batches), expected)
+
+
+def test_an_order_of_one_slice_is_not_that_of_all(monkeypatch):
+    """Slices with the same routing have one order, but the call for all of them has more rows: CUDA refuses that."""
+    monkeypatch.setattr(matmul, "_kernels_serve", lambda x: True)
+    monkeypatch.setattr(matmul.config, "is_small", lambda *_: False)
+    gates, experts, x = torch.rand(ROWS, K), choices(ROWS), draw(SLICES, ROWS, D)
+    order, grads = kernels.expert_order(experts, E), draw(SLICES, ROWS, N)
+
+    def forward(x):
+        return kernels.expert_matmul(x, WEIGHT, BIAS, gates, experts)
+
+    def backward(grad):
+        arguments = grad, x[0], WEIGHT, BIAS, gates, experts
+        return torch.ops.rbm.expert_matmul_backward_input(*arguments, True, *order)
+
+    for function, batch, check in ((forward, x, matmul._check), (backward, grads, matmul._check_backward_input)):
+        expected = one_by_one(function, batch)
+        with Calls(check) as calls:
+            got = vmap(function)(batch)
+        assert sum(count for name, count in calls.counts.items() if name.startswith("expert_matmul")) == 1
+        torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("training", [True, False])
