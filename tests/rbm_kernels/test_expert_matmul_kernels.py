@@ -141,10 +141,15 @@ def test_same_bits_every_time():
         assert torch.equal(first, second), name
 
 
-@pytest.mark.parametrize("shape", [(6, 0, 5, 3, 2), (6, 5, 0, 3, 2)], ids=["no features", "no outputs"])
+@pytest.mark.parametrize(
+    ("shape", "is_small"),
+    [((6, 0, 5, 3, 2), True), ((6, 5, 0, 3, 2), True), ((6, 5, 4, 3, 0), True), ((6, 5, 4, 3, 0), False)],
+    ids=["no features", "no outputs", "no choices", "no choices to order"],
+)
 @pytest.mark.usefixtures("kernels_serve")
-def test_nothing_to_multiply(shape):
+def test_nothing_to_multiply(shape, is_small, monkeypatch):
     """Left to the reference: a grid of no programs is an error. The gradient of the biases remains without features."""
+    monkeypatch.setattr(config, "is_small", lambda *_: is_small)
     x, weight, bias, gates, experts, grad = problem(shape)
     leaves = [t.requires_grad_() for t in (x, weight, bias, gates)]
     y = expert_matmul(x, weight, bias, gates, experts)

@@ -320,6 +320,17 @@ def test_experts_too_large_for_32_bits_are_left_to_the_reference(monkeypatch, sh
     assert routed_matmul_op._kernels_serve(x, memory, weight) == fits
 
 
+@pytest.mark.parametrize(("num_experts", "fits"), [(65_535, True), (65_536, False)])
+def test_the_gradient_of_more_experts_than_a_grid_has_is_left_to_the_reference(monkeypatch, num_experts, fits):
+    x, gates = torch.empty(3, 2, device="meta"), torch.empty(3, 1, device="meta")
+    launched, left = mock.Mock(), mock.Mock(return_value=(None, None))
+    monkeypatch.setattr(expert_matmul_op, "_kernels_serve", lambda x: True)
+    monkeypatch.setattr(expert_matmul_op, "_launch", lambda: launched)
+    monkeypatch.setattr(expert_matmul_op, "_eager_backward_weight", left)
+    expert_matmul_op._cuda_backward_weight(x, x, gates, gates.int(), num_experts)
+    assert (launched.backward_weight.called, left.called) == (fits, not fits)
+
+
 def test_the_next_power_of_two_is_that_of_triton():
     sizes = range(1, 300)
     assert [_launching.next_power_of_2(size) for size in sizes] == [triton.next_power_of_2(size) for size in sizes]

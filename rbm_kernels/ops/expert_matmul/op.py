@@ -23,6 +23,8 @@ from rbm_kernels.ops.expert_order import ExpertOrder, expert_order
 
 # A number of rows for which an order pays.
 _MANY = 1 << 17
+# CUDA's limit to the second dimension of a grid: the weight's gradient has its experts there.
+_MOST_GRID = 65_535
 _ORDER = "Tensor? order=None, Tensor? tile_experts=None, Tensor? tile_counts=None, int block_m=0"
 define(f"expert_matmul(Tensor x, Tensor weight, Tensor? bias, Tensor gates, Tensor experts, {_ORDER}) -> Tensor")
 define(
@@ -105,7 +107,7 @@ def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
     rows, k, precision = x.shape[0], experts.shape[1], config.precision_of(x)
     if not config.holds(rows <= checks.MOST_SIZE):
         rows = _MANY  # their number depends on data and nothing can be chosen by it
-    if config.is_small(rows, k, num_experts, weight.numel(), precision):
+    if k == 0 or config.is_small(rows, k, num_experts, weight.numel(), precision):
         return None
     return expert_order(experts, num_experts, *config.order_of(rows, num_experts, k, precision))
 
@@ -180,9 +182,9 @@ def _kernels_serve(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64
 
 
-def _kernels_take(*sizes: int) -> bool:
-    """Whether kernels take weights ``[E, N, D]`` of these sizes: a grid must have a program, and numbers must fit."""
-    return 0 not in sizes and config.numbers_fit(*sizes)
+def _kernels_take(k: int, *sizes: int) -> bool:
+    """Whether kernels take k experts a row and weights ``[E, N, D]``: none of none, and numbers must fit."""
+    return 0 not in (k, *sizes) and config.numbers_fit(*sizes)
 
 
 @cache
@@ -195,7 +197,7 @@ def _launch() -> ModuleType:
 
 @implement_cuda("expert_matmul", _check)
 def _cuda(x, weight, bias, gates, experts, *order) -> Tensor:
-    if not (_kernels_serve(x) and _kernels_take(*weight.shape)):
+    if not (_kernels_serve(x) and _kernels_take(experts.shape[1], *weight.shape)):
         return _eager(x, weight, bias, gates, experts)
     return _launch().expert_matmul(x, weight, bias, gates, experts, *order)
 
@@ -218,7 +220,7 @@ def _fake_backward_input(grad, x, weight, bias, gates, experts, with_gates=True,
 
 @implement_cuda("expert_matmul_backward_input", _check_backward_input)
 def _cuda_backward_input(grad, x, weight, bias, gates, experts, with_gates=True, *order) -> tuple[Tensor, Tensor]:
-    if not (_kernels_serve(x) and _kernels_take(*weight.shape)):
+    if not (_kernels_serve(x) and _kernels_take(experts.shape[1], *weight.shape)):
         return _eager_backward_input(grad, x, weight, bias, gates, experts, with_gates)
     return _launch().backward_input(grad, x, weight, bias, gates, experts, with_gates, *order)
 
@@ -247,7 +249,8 @@ def _fake_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) 
 
 @implement_cuda("expert_matmul_backward_weight", _check_backward_weight)
 def _cuda_backward_weight(grad, x, gates, experts, num_experts, with_bias=True) -> tuple[Tensor, Tensor]:
-    if not (_kernels_serve(x) and _kernels_take(num_experts, grad.shape[1], x.shape[1])):
+    sizes = num_experts, grad.shape[1], x.shape[1]
+    if not (_kernels_serve(x) and _kernels_take(experts.shape[1], *sizes) and num_experts <= _MOST_GRID):
         return _eager_backward_weight(grad, x, gates, experts, num_experts, with_bias)
     return _launch().backward_weight(grad, x, gates, experts, num_experts, with_bias)
 
