@@ -71,7 +71,7 @@ def test_sets(chosen):
     check(problem((chosen.shape[0], 16, 20, 5, 3), chosen=chosen))
 
 
-@pytest.mark.parametrize("block_m", [1, 7, 16, 64, 200])
+@pytest.mark.parametrize("block_m", [1, 7, 16, 64, 200, 2**31 - 1])
 def test_any_height_of_tile(block_m):
     """Below, between and above the kernels' own heights: rows of a part that no tile has, tiles of several parts."""
     arguments = problem((70 if block_m > 1 else 20, 16, 18, 6, 2))

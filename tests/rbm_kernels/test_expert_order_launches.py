@@ -78,6 +78,18 @@ def test_memory(rows, num_experts, k, monkeypatch):
         assert (held == 0) == (rows <= 8_192)
 
 
+@pytest.mark.parametrize(
+    ("rows", "block_m", "height"),
+    [(1, 128, 128), (10, 2**31 - 1, 128), (130, 2**31 - 1, 256), (130, 200, 200), (9_000, 2**31 - 1, 2**14)],
+)
+def test_kernels_do_not_go_through_the_empty_part_of_a_tile(rows, block_m, height, monkeypatch):
+    """At 2^31 - 1 rows of a tile the loop's counter would also overflow, and the loop not end."""
+    heights = set()
+    monkeypatch.setattr(launch, "launcher", lambda *_, **constants: heights.add(constants.get("TILE")))
+    prepared = launch._prepare.__wrapped__(rows, 8, 2, block_m, 132)
+    assert (prepared.tiles, heights - {None}) == (1, {height})
+
+
 def test_strided_columns_are_copied(monkeypatch):
     experts = torch.empty(3, 20_000, dtype=torch.int32, device="meta").T
     with Recorded(monkeypatch) as recorded:

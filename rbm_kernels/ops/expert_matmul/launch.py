@@ -17,6 +17,7 @@ from rbm_kernels.checks import MOST_SIZE, check_tiles
 from rbm_kernels.ops.expert_matmul import config, kernels, weight_kernels
 from rbm_kernels.ops.expert_matmul.precision import architecture_and_precision, reads_by_column, tile_constants
 from rbm_kernels.ops.expert_order import expert_order, pass_columns
+from rbm_kernels.ops.expert_order.launch import height
 
 # Elements per program of the reduction: enough for 16-byte accesses of 4 warps.
 _REDUCE_BLOCK = 1024
@@ -352,6 +353,7 @@ def _routing(precision, weight, gates, experts, order, tile_experts, tile_counts
         block_m, passes = config.order_of(rows, num_experts, k, precision)
         check_tiles("expert_matmul", rows, block_m, num_experts)
         order, tile_experts, tile_counts, _ = expert_order(experts, num_experts, block_m, passes)
+    block_m = height(rows, block_m)
     return _Routing(gates.contiguous(), experts.contiguous(), order, tile_experts, tile_counts, block_m)
 
 

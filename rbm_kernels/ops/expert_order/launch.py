@@ -39,6 +39,14 @@ def path(rows: int, block_m: int) -> Literal["select", "count"]:
     return "select" if rows <= SELECTED_FROM and block_m <= SELECTED else "count"
 
 
+def height(rows: int, block_m: int) -> int:
+    """Rows of a tile that kernels go through: ``block_m``, or fewer if one tile has all rows and room for more.
+
+    The same for many numbers of rows, because it is compiled for. A kernel would go through the empty part as well.
+    """
+    return min(block_m, max(SELECTED, triton.next_power_of_2(rows)))
+
+
 class _Digit(NamedTuple):
     """The two launches that sort by one digit of the rank."""
 
@@ -95,6 +103,7 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tenso
 
 @prepared
 def _prepare(rows: int, num_experts: int, k: int, block_m: int, multiprocessors: int) -> _Launches:
+    block_m = height(rows, block_m)
     sets = comb(num_experts, k)
     bits = max(1, (sets - 1).bit_length())
     wide = widest_number(num_experts, k) >= 2**31
