@@ -55,7 +55,8 @@ def expert_matmul(
         weight: ``[E, N, D]``, dtype of ``x``.
         bias: ``[E, N]``, dtype of ``x``, or None.
         gates: ``[B, k]``; float32 (float64 for float64 rows).
-        experts: int32 ``[B, k]``, each in ``[0, E)``.
+        experts: int32 ``[B, k]``, each in ``[0, E)``, k different ones in a row. If a row names an expert twice, CUDA
+            counts only the last of its gates in ``y`` and the gradient of ``x``; the CPU counts both.
         order: the rows' order from :func:`rbm_kernels.expert_order`, in one pass or several. It affects the speed but
             not the result, apart from the order in which a row's experts are summed. Pass it if several calls share
             ``experts``. By default the order is made here if kernels use it, in as many passes as
