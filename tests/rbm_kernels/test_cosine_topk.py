@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from rbm_kernels import cosine_topk
+from rbm_kernels.ops.cosine_topk import reference
 
 # Each shape exists for a reason: (B, D, E, k)
 SHAPES = {
@@ -136,6 +137,34 @@ def test_float32_under_autocast():
         inside = cosine_topk(h, memory, 3)
     for got, expected in zip(inside, cosine_topk(h, memory, 3), strict=True):
         assert torch.equal(got, expected)
+
+
+class OnCuda(torch.Tensor):
+    """Rows that say they are on a GPU, whose products would be TensorFloat-32."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(("setting", "product"), [("tf32", torch.float64), ("ieee", torch.float32)])
+def test_the_reference_routes_in_float32_where_pytorch_rounds_products(setting, product, monkeypatch):
+    """It serves more than 128 experts on CUDA."""
+    h, memory, dtypes = torch.randn(5, 16), torch.randn(150, 16), []
+    multiply = torch.Tensor.__matmul__
+
+    def recorded(rows, vectors):
+        dtypes.append(rows.dtype)
+        return multiply(rows, vectors)
+
+    monkeypatch.setattr(OnCuda, "__matmul__", recorded, raising=False)
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = setting
+        got = reference.cosine_topk(h.as_subclass(OnCuda), memory, 3)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert set(dtypes) == {product}
+    for ours, plain in zip(got, reference.cosine_topk(h, memory, 3), strict=True):
+        torch.testing.assert_close(ours.as_subclass(torch.Tensor), plain)
 
 
 @settings(max_examples=30, deadline=None)

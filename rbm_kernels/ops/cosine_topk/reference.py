@@ -29,7 +29,18 @@ def gates_and_cosines(h: Tensor, memory: Tensor, experts: Tensor, temperature: f
 def all_cosines(h: Tensor, memory: Tensor) -> Tensor:
     """Cosine of each row with each memory vector, ``[B, E]``; constant for rows shorter than ``EPS``."""
     dtype = accumulation_dtype(h, memory)
-    return unit(h.to(dtype)) @ unit(memory.to(dtype)).T
+    rows, vectors = unit(h.to(dtype)), unit(memory.to(dtype))
+    if _multiplies_in_tf32(rows):
+        # 11 of 24 bits could send a row to the wrong expert.
+        return (rows.double() @ vectors.double().T).to(dtype)
+    return rows @ vectors.T
+
+
+def _multiplies_in_tf32(rows: Tensor) -> bool:
+    """Whether PyTorch is set to round the factors of these rows' products. A compiler cannot ask for the setting."""
+    if not rows.is_cuda or rows.dtype != torch.float32 or torch.compiler.is_compiling():
+        return False
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def shrinking(rows: Tensor) -> Tensor:
