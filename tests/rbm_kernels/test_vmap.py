@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rbm_kernels as kernels
@@ -156,6 +156,14 @@ def test_batches_of_batches():
     assert calls.counts == {"cosine_topk": 1}
     expected = tuple(part.reshape(2, SLICES, ROWS, K) for part in function(x.reshape(-1, D)))
     torch.testing.assert_close(got, expected)
+
+
+def test_a_tangent_of_batches_of_batches():
+    """PyTorch cannot ask a batch for its tangent, so each layer of them has to be taken off."""
+    function, x, tangent = BATCHES["routed_matmul"][0](), draw(2, SLICES, ROWS, D), draw(2, SLICES, ROWS, D)
+    got = jvp(vmap(vmap(function)), (x,), (tangent,))
+    expected = jvp(function, (x.reshape(-1, D),), (tangent.reshape(-1, D),))
+    torch.testing.assert_close(got, tuple(part.reshape(2, SLICES, ROWS, N) for part in expected))
 
 
 @pytest.mark.parametrize("dim", [0, 1])
