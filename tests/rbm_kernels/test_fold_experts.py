@@ -103,12 +103,14 @@ def test_gradients_of_some(wanted):
     assert all(torch.equal(one, every[i]) for i, one in zip(wanted, found, strict=True))
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("place", [0, 1])
-def test_only_one_result_is_used(place):
+def test_only_one_result_is_used(place, create_graph):
     arguments = problem((3, 5, 4), torch.float64)
     leaves, grad = [t.clone().requires_grad_() for t in arguments[:4]], arguments[4 + place]
-    got = torch.autograd.grad(fold_experts(*leaves)[place], leaves, grad, allow_unused=True, materialize_grads=True)
-    wanted = torch.autograd.grad(restated(*leaves)[place], leaves, grad, allow_unused=True, materialize_grads=True)
+    options = {"allow_unused": True, "materialize_grads": True, "create_graph": create_graph}
+    got = torch.autograd.grad(fold_experts(*leaves)[place], leaves, grad, **options)
+    wanted = torch.autograd.grad(restated(*leaves)[place], leaves, grad, **options)
     torch.testing.assert_close(got, wanted)
 
 
