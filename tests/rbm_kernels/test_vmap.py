@@ -215,8 +215,9 @@ def test_compiled_for_any_number_of_slices():
         torch.testing.assert_close(compiled(x), one_by_one(function, x))
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("compiles", [False, True])
-def test_rows_of_kernels_that_need_an_order(compiles, monkeypatch):
+def test_rows_of_kernels_that_need_an_order(compiles, shared, monkeypatch):
     """As on CUDA: no slice has an order of its own, and a compiler takes the question whether there are slices."""
     monkeypatch.setattr(matmul, "_kernels_serve", lambda x: True)
     monkeypatch.setattr(matmul.config, "is_small", lambda *_: False)
@@ -225,21 +226,23 @@ def test_rows_of_kernels_that_need_an_order(compiles, monkeypatch):
         return kernels.expert_matmul(x, WEIGHT, BIAS, gates, experts)
 
     batches = draw(SLICES, ROWS, D), torch.rand(SLICES, ROWS, K), choices(SLICES, ROWS)
+    if shared:
+        batches = batches[0], *(batch[:1].expand_as(batch) for batch in batches[1:])
     expected = one_by_one(function, *batches)
     monkeypatch.setattr(matmul, "expert_order", None)
-    call = torch.compile(vmap(function), fullgraph=True, backend="aot_eager") if compiles else vmap(function)
-    torch.testing.assert_close(call(*batches), expected)
+    mapped = vmap(function, (0, None, None) if shared else 0)
+    call = torch.compile(mapped, fullgraph=True, backend="aot_eager") if compiles else mapped
+    got = call(batches[0], *(batch[0] if shared else batch for batch in batches[1:]))
+    torch.testing.assert_close(got, expected)
 
 
-def test_an_order_of_one_slice_is_not_that_of_all(monkeypatch):
+def test_an_order_of_one_slice_is_not_that_of_all():
     """Slices with the same routing have one order, but the call for all of them has more rows: CUDA refuses that."""
-    monkeypatch.setattr(matmul, "_kernels_serve", lambda x: True)
-    monkeypatch.setattr(matmul.config, "is_small", lambda *_: False)
     gates, experts, x = torch.rand(ROWS, K), choices(ROWS), draw(SLICES, ROWS, D)
     order, grads = kernels.expert_order(experts, E), draw(SLICES, ROWS, N)
 
     def forward(x):
-        return kernels.expert_matmul(x, WEIGHT, BIAS, gates, experts)
+        return kernels.expert_matmul(x, WEIGHT, BIAS, gates, experts, order)
 
     def backward(grad):
         arguments = grad, x[0], WEIGHT, BIAS, gates, experts

@@ -102,7 +102,7 @@ def order_for(x: Tensor, weight: Tensor, experts: Tensor) -> ExpertOrder | None:
     if not _kernels_serve(x) or experts.dtype != torch.int32 or is_exporting():
         return None
     # vmap passes the rows of all slices to the operator, which makes one order for them.
-    if torch._C._functorch.is_batchedtensor(experts):
+    if torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_batchedtensor(experts):
         return None
     num_experts = weight.shape[0]
     rows, k, precision = x.shape[0], experts.shape[1], config.precision_of(x)
