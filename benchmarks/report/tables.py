@@ -41,6 +41,7 @@ NOT_MEASURED = (
 EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
 # By name, because importing benchmarks.peers.libraries fails if the operators' libraries did not build.
 LIBRARIES = ("scattermoe", "triton_kernels", "megablocks", "tutel", "liger_kernel", "sonicmoe")
+SERVERS = ("vllm", "sglang")
 LIBRARY_PEERS = ("eager", "grouped_mm", *LIBRARIES)
 GPU_PEERS = ("eager", "split", "sorted", "grouped_mm", "dense", "scattermoe", "triton_kernels")
 MATMUL_PEERS = (*OF_EXPERTS, "grouped_mm", "grouped_mm compiled", "dense")
@@ -133,6 +134,17 @@ def cpu_ffn() -> str:
     saved = [cpu.of("ffn", shape, name, "saved bytes", "float32") for name in ("rbm", *peers)]
     table = [*times, ["saved for backward", *("" if size is None else f"{size / 1e6:.0f} MB" for size in saved)]]
     return markdown(["", "`RbMFeedForward`", *peers.values()], table)
+
+
+def cpu_feed_forward() -> str:
+    """The feed-forward layer at inference, and its peers."""
+    cpu, peers, table = Figures(RESULTS / "cpu_feed_forward.csv"), ("eager", "sorted", "grouped_mm", *SERVERS), []
+    for dtype in ("float32", "bfloat16"):
+        for rows in (1, 8, 64, CORA):
+            cells = cpu.cells(peers, "feed_forward", Shape(rows), "forward", dtype=dtype)
+            if cells[0]:
+                table.append([dtype, f"{rows:,}", *cells])
+    return markdown(["", "rows", "`RbMFeedForward`", *peers[:3], "vLLM", "SGLang"], table, 2)
 
 
 def epoch() -> str:
@@ -261,6 +273,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "whole-run-precision": whole_run_precision,
     "serving-threads": threads_of_one_row,
     "cpu-ffn": cpu_ffn,
+    "cpu-feed-forward": cpu_feed_forward,
     "epoch": epoch,
     "epoch-shares": epoch_shares,
     "cpu-experts": partial(experts_of, CPU, MATMUL_PEERS),
