@@ -22,8 +22,9 @@ RBM_INLINE void exponential(typename Lanes<Acc, kBytes>::Vector& numbers) {
     // degree seven has error 5e-9. Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits.
     constexpr float kLeast = -87.0f, kRound = 12582912.0f, kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
     const typename L::Mask vanishes = numbers < kLeast;
-    const typename L::Vector rounded = numbers * 1.44269504f + kRound, n = rounded - kRound;
-    const typename L::Vector rest = numbers - n * kLog2High - n * kLog2Low;
+    const typename L::Vector above = vanishes ? kLeast + typename L::Vector{} : numbers;  // no exponent overflows
+    const typename L::Vector rounded = above * 1.44269504f + kRound, n = rounded - kRound;
+    const typename L::Vector rest = above - n * kLog2High - n * kLog2Low;
     typename L::Vector series = rest * (1.0f / 5040) + 1.0f / 720;
     series = series * rest + 1.0f / 120;
     series = series * rest + 1.0f / 24;
