@@ -74,15 +74,11 @@ RBM_INLINE void activate_lanes(Activation activation, const Acc* source, int64_t
         numbers *= values;
         break;
     }
-    alignas(kBytes) Acc lanes[L::kCount];
     Row rounded[L::kCount];
-    L::store(lanes, numbers);
-    for (int lane = 0; lane < L::kCount; ++lane) {
-      if constexpr (std::is_same_v<Row, BFloat16>) {
-        rounded[lane].x = bfloat16_bits(lanes[lane]);
-      } else {
-        rounded[lane] = lanes[lane];
-      }
+    if constexpr (std::is_same_v<Row, BFloat16>) {
+      store_rounded<kBytes>(rounded, numbers);
+    } else {
+      L::store(rounded, numbers);
     }
     // A copy of a known size is a single store.
     if (i + L::kCount <= features) {

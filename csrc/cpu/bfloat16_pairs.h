@@ -53,6 +53,29 @@ RBM_INLINE uint16_t bfloat16_bits(float number) {
   return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 
+// The same for a vector. Compilers unroll a loop over its lanes before they could vectorise it.
+template <int kBytes>
+RBM_INLINE void store_rounded(BFloat16* target, const typename Lanes<float, kBytes>::Vector& numbers) {
+  typedef uint32_t Words __attribute__((vector_size(kBytes)));
+  Words bits;
+  std::memcpy(&bits, &numbers, sizeof(bits));
+  const Words is_nan = reinterpret_cast<Words>((bits & 0x7fffffff) > 0x7f800000);
+  const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, chosen = (is_nan & 0x7fc0) | (~is_nan & rounded);
+  constexpr int kCount = Lanes<float, kBytes>::kCount;
+  uint32_t words[kCount];
+  uint16_t halves[kCount];
+  std::memcpy(words, &chosen, sizeof(words));
+  for (int lane = 0; lane < kCount; ++lane) halves[lane] = static_cast<uint16_t>(words[lane]);
+  std::memcpy(target, halves, sizeof(halves));
+}
+
+// out[i] = numbers[i], rounded to bfloat16.
+template <int kBytes>
+RBM_INLINE void round_all_lanes(const float* numbers, int64_t count, BFloat16* out) {
+  for (int64_t i = 0; i < count; ++i) out[i].x = bfloat16_bits(numbers[i]);
+}
+RBM_DISPATCH(round_all)
+
 // pairs[i] = (first[i], second[i]), or (first[i], 0) if `second` is null.
 RBM_INLINE void pair_rows(const BFloat16* first, const BFloat16* second, int64_t count, BFloat16Pair* pairs) {
   if (second == nullptr) {

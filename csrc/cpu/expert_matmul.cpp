@@ -44,7 +44,7 @@ void multiply(const Product<T, Operand>& p) {
         std::fill_n(panel_sums, (last - first) * p.to, Acc(0));
         if (p.with_gates) std::fill_n(p.grad_gates + first * p.top_k, (last - first) * p.top_k, Acc(0));
         multiply_rows(first, panel_sums);
-        if constexpr (kConverts) round_panel(panel_sums, (last - first) * p.to, p.out + first * p.to);
+        if constexpr (kConverts) round_all(panel_sums, (last - first) * p.to, p.out + first * p.to);
       }
     };
     const bool with_amx = with_tiles<Operand>([&](auto tiles) {

@@ -178,12 +178,6 @@ RBM_INLINE void add_bias(const Product<T, Operand>& p, int64_t expert, const Pai
   }
 }
 
-template <int kBytes>
-RBM_INLINE void round_panel_lanes(const float* sums, int64_t count, BFloat16* out) {
-  for (int64_t i = 0; i < count; ++i) out[i].x = bfloat16_bits(sums[i]);
-}
-RBM_DISPATCH(round_panel)
-
 // Adds the products of the pairs of a panel, whose first row is `first_row`, to its sums, and their biases.
 template <int kBytes, typename T, typename Operand>
 RBM_INLINE void multiply_panel_lanes(

@@ -115,7 +115,11 @@ void serve(
     for (int64_t row = 0; row < rows; ++row) {
       const Acc* const source = own.sums.get() + row * padded + column;
       T* const target = layer.y + (first + row) * layer.y_stride + column;
-      for (int64_t c = 0; c < columns; ++c) target[c] = static_cast<T>(source[c]);
+      if constexpr (std::is_same_v<T, BFloat16>) {
+        round_all(source, columns, target);
+      } else {
+        std::copy_n(source, columns, target);
+      }
     }
   }
 }
