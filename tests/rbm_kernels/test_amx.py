@@ -46,7 +46,8 @@ def test_the_environment_decides(amx, expected):
 
 def test_emulated_registers_give_what_the_references_give():
     """The tests of bfloat16 and of packed experts, which cover all sizes of a block and its ends."""
-    files = [str(HERE / f"test_{name}.py") for name in ("expert_matmul_bfloat16", "packed_experts", "packed_feed_forward")]
+    names = ("expert_matmul_bfloat16", "packed_experts", "packed_feed_forward")
+    files = [str(HERE / f"test_{name}.py") for name in names]
     done = run("emulated", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", "bfloat16 or dtype2")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert " passed" in done.stdout
