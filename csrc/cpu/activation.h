@@ -39,10 +39,7 @@ template <int kBytes, typename Acc>
 RBM_INLINE void gelu(typename Lanes<Acc, kBytes>::Vector& numbers) {
   using L = Lanes<Acc, kBytes>;
   if constexpr (sizeof(Acc) == 8) {
-    alignas(kBytes) Acc lanes[L::kCount];
-    L::store(lanes, numbers);
-    for (Acc& lane : lanes) lane *= 0.5 * std::erfc(-lane * M_SQRT1_2);
-    L::load(numbers, lanes);
+    L::each(numbers, [](Acc number) { return number * (0.5 * std::erfc(-number * M_SQRT1_2)); });
   } else {
     // Abramowitz and Stegun, formula 7.1.26: the error of erfc is at most 1.5e-7.
     typename L::Vector size = (numbers < 0 ? -numbers : numbers) * 0.70710678f, e = -size * size;

@@ -13,10 +13,7 @@ template <int kBytes, typename Acc>
 RBM_INLINE void exponential(typename Lanes<Acc, kBytes>::Vector& numbers) {
   using L = Lanes<Acc, kBytes>;
   if constexpr (sizeof(Acc) == 8) {
-    alignas(kBytes) Acc lanes[L::kCount];
-    L::store(lanes, numbers);
-    for (Acc& lane : lanes) lane = std::exp(lane);
-    L::load(numbers, lanes);
+    L::each(numbers, [](Acc number) { return std::exp(number); });
   } else {
     // exp(x) = 2^n exp(x - n log 2). The last argument is at most log(2) / 2 in size, where the Taylor polynomial of
     // degree seven has error 5e-9. Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits.

@@ -20,17 +20,6 @@ struct FeedForward {
   Routing<T> routing;  // of all rows; gates, experts and cosines are those of a part
 };
 
-// Routes `rows` rows, in parallel if they are many.
-template <typename T>
-void route(const Routing<T>& routing, int64_t rows) {
-  const int64_t multiplications = std::max<int64_t>(1, routing.num_experts * routing.features);
-  const int64_t grain = std::max<int64_t>(4, kMultiplicationsOfThread / multiplications);
-  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const auto work = scratch<Accumulation<T>>(routing_scratch(routing.num_experts));
-    route_rows(routing, begin, end, work.get());
-  });
-}
-
 template <typename T>
 Tensor answers(const Tensor& x, const FeedForward<T>& all) {
   using Acc = Accumulation<T>;
@@ -49,7 +38,7 @@ Tensor answers(const Tensor& x, const FeedForward<T>& all) {
     routing.gates = numbers.get();
     routing.cosines = numbers.get() + count * k;
     routing.experts = experts.get();
-    route(routing, count);
+    route_in_parallel(routing, count);
     GivenPairs<T> given{nullptr, experts.get(), hidden.get(), stride, {}};
     PackedLayer<T> layer{
         .x = routing.h,

@@ -23,11 +23,7 @@ Tensor few_rows_at_once(
   std::unique_ptr<Acc[]> copies;
   const Routing<T> routing =
       routing_of<T>(x, memory, k, temperature, inverse_norms, copies, gates, experts.get(), gates + rows * k);
-  const int64_t grain = std::max<int64_t>(4, kMultiplicationsOfThread / std::max<int64_t>(1, num_experts * features));
-  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const auto work = scratch<Acc>(routing_scratch(num_experts));
-    route_rows(routing, begin, end, work.get());
-  });
+  route_in_parallel(routing, rows);
 
   PairsByExpert pairs(rows, k, num_experts);
   pairs.list(experts.get(), 0, rows);

@@ -60,6 +60,17 @@ std::unique_ptr<Accumulation<T>[]> shrunk(const T* row, int64_t features) {
 template <typename T>
 void route_rows(const Routing<T>& r, int64_t begin, int64_t end, Accumulation<T>* work);
 
+// Routes all rows, in several threads if they are many.
+template <typename T>
+void route_in_parallel(const Routing<T>& r, int64_t rows) {
+  const int64_t multiplications = std::max<int64_t>(1, r.num_experts * r.features);
+  const int64_t grain = std::max<int64_t>(4, kMultiplicationsOfThread / multiplications);
+  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    const auto work = scratch<Accumulation<T>>(routing_scratch(r.num_experts));
+    route_rows(r, begin, end, work.get());
+  });
+}
+
 // The memory vectors used for the cosines, and their inverse norms: `memory` itself, or a copy in `copies`, [E, D], in
 // which long vectors are shrunk. This does not change cosines.
 template <typename Acc>

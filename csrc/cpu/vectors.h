@@ -144,6 +144,15 @@ struct Lanes {
 
   static RBM_INLINE void store(Acc* target, const Vector& value) { *reinterpret_cast<Loose*>(target) = value; }
 
+  // Each lane of `value` becomes change(lane).
+  template <typename Change>
+  static RBM_INLINE void each(Vector& value, const Change& change) {
+    alignas(kBytes) Acc lanes[kCount];
+    store(lanes, value);
+    for (Acc& lane : lanes) lane = change(lane);
+    load(value, lanes);
+  }
+
   template <int... kPicks>
   static RBM_INLINE void pick(Vector& value, const Vector& a, const Vector& b, std::integer_sequence<int, kPicks...>) {
 #if defined(__clang__)
