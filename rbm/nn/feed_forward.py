@@ -187,10 +187,8 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
         return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
 
     def _packed(self, rows: Tensor) -> PackedPair | None:
-        """Packed experts for plain rows on a CPU, where no derivative is needed and nothing is traced; or None."""
-        if self.training or torch.is_grad_enabled() or forward_ad._current_level >= 0:
-            return None
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state():
+        """Packed experts for plain rows on a CPU, without gradients, where nothing is traced; or None."""
+        if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or torch._C._get_tracing_state():
             return None
         if type(rows) is not Tensor or not rows.is_cpu or rows.layout is not torch.strided or rows.is_nested:
             return None
