@@ -1,7 +1,5 @@
 """Arguments that the operators refuse with a message: devices, sizes, memory that is written to."""
 
-import math
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,8 +8,6 @@ from operator_arguments import B, D, E, K, N, arguments
 
 import rbm_kernels
 from rbm_kernels import NetworkLayer, expert_order, memory_statistics, memory_update_, pack_network
-from rbm_kernels._library import TRITON_OPERATORS
-from rbm_kernels.ops.cosine_topk import op as cosine_topk_op
 from rbm_kernels.ops.memory_update import op as memory_update_op
 
 REFUSED = (ValueError, TypeError, RuntimeError)
@@ -329,49 +325,6 @@ def test_outputs_that_int32_does_not_count(operator, out_features):
         moved = {n: v.to(device) if torch.is_tensor(v) else v for n, v in given.items()}
         with pytest.raises(REFUSED, match=rf"rbm::{operator}: out_features is {out_features}, expected between 0 and"):
             getattr(torch.ops.rbm, operator)(**moved)
-
-
-ROUTED = ["cosine_topk", "cosine_topk_backward", "routed_matmul", "routed_matmul_packed", "packed_feed_forward"]
-ROUTED += ["routed_matmul_int8"]
-
-
-@pytest.mark.parametrize("implementation", ["torch.ops", "meta", "reference", "triton"])
-@pytest.mark.parametrize("operator", ROUTED)
-def test_a_temperature_that_is_zero_or_infinite_in_the_dtype_of_the_gates(operator, implementation):
-    """1e-39 is a number in float32, but its inverse is not."""
-    given, call = [*arguments()[operator].values()], getattr(torch.ops.rbm, operator)
-    if operator == "cosine_topk_backward" and implementation in ("meta", "reference"):
-        pytest.skip("it gets what the forward pass has had")
-    if implementation == "reference":
-        names = {"routed_matmul_int8": "int8_experts", "routed_matmul_packed": "packed_experts"}
-        call = import_module(f"rbm_kernels.ops.{names.get(operator, operator)}.op")._eager
-    elif implementation == "triton":
-        call = TRITON_OPERATORS.get(operator)
-    if call is None:
-        pytest.skip("no Triton kernel")
-    if implementation in ("meta", "triton"):
-        given = [value.to("meta") if torch.is_tensor(value) else value for value in given]
-    for temperature in (1e-50, 1e-39, 1e39, math.inf, math.nan, 0.0, -1.0):
-        with pytest.raises(REFUSED, match=rf"rbm::{operator}: temperature is .*, expected .* between 1\.17549e-38 and"):
-            call(*given, temperature=temperature)
-    if operator in ("cosine_topk", "routed_matmul") and implementation != "triton":
-        wide = [value.double() if torch.is_tensor(value) else value for value in given]
-        call(*wide, temperature=1e-50)
-        with pytest.raises(REFUSED, match=r"between 2\.22507e-308 and"):
-            call(*wide, temperature=1e-310)
-
-
-def test_gates_of_the_least_temperature_are_numbers():
-    h, memory = torch.randn(9, D), torch.randn(6, D)
-    for route in (torch.ops.rbm.cosine_topk, cosine_topk_op._eager):
-        gates, _, _ = route(h, memory, K, temperature=torch.finfo(torch.float32).tiny)
-        assert torch.equal(gates, torch.eye(K)[:1].expand(9, K))
-
-
-def test_a_packed_network_with_such_a_temperature():
-    layer = NetworkLayer(torch.randn(E, N, D), None, N, D, torch.randn(E, D), K, 1e-50)
-    with pytest.raises(ValueError, match=r"rbm::pack_network: layers\[0\]\.temperature is 1e-50, expected a positive"):
-        pack_network([layer])
 
 
 @pytest.mark.parametrize("num_experts", [2**20 + 1, 2**31 - 1])
