@@ -211,9 +211,17 @@ class LeftBlock {
 
   // Row r = `count` elements, then zeros to a whole register.
   RBM_INLINE void set(int64_t r, const BFloat16* source, int64_t count) {
+    // A copy of a known size, because memcpy is slow for one that is not.
+    typedef float Register __attribute__((vector_size(64), aligned(2), may_alias));
     auto* const target = reinterpret_cast<BFloat16*>(row(r));
-    std::copy_n(source, count, target);
-    std::memset(target + count, 0, (round_up(count, 2 * kRegisterWidth) - count) * sizeof(BFloat16));
+    constexpr int64_t kNumbers = 2 * kRegisterWidth;
+    int64_t i = 0;
+    for (; i + kNumbers <= count; i += kNumbers) {
+      *reinterpret_cast<Register*>(target + i) = *reinterpret_cast<const Register*>(source + i);
+    }
+    if (i == count) return;
+    *reinterpret_cast<Register*>(target + i) = Register{};
+    std::memcpy(target + i, source + i, (count - i) * sizeof(BFloat16));
   }
 
   // Calls act.template operator()<kColumns>(column, numbers) with the products of `valid` rows and `width` columns, a
@@ -247,7 +255,7 @@ class LeftBlock {
 
  private:
   int64_t stride_;
-  std::unique_ptr<BFloat16Pair[]> pairs_;
+  Scratch<BFloat16Pair> pairs_;
 };
 
 template <>

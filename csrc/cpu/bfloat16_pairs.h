@@ -142,7 +142,7 @@ inline void pack_into(const Unpacked<BFloat16>& m, const Bias<BFloat16>& bias, B
 
 // The matrices without biases, packed as operands of either type.
 template <typename Operand, typename T>
-std::unique_ptr<Operand[]> pack_operands(const Unpacked<T>& m) {
+Scratch<Operand> pack_operands(const Unpacked<T>& m) {
   const int64_t padded = PackedSizes::of<Accumulation<T>>().padded(m.columns);
   auto packed = scratch<Operand>(m.matrices * operands_of<Operand>(m.rows) * padded);
   pack_into(m, Bias<T>{}, packed.get());

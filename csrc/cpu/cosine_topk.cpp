@@ -18,7 +18,7 @@ void route(
   using Acc = Accumulation<T>;
   const int64_t rows = h.size(0), features = h.size(1), num_experts = memory.size(0);
   const auto inverse_norms = scratch<Acc>(num_experts);
-  std::unique_ptr<Acc[]> copies;
+  Scratch<Acc> copies;
   const Routing<T> routing = routing_of<T>(
       h, memory, k, temperature, inverse_norms.get(), copies, mutable_data<Acc>(gates), mutable_data<int32_t>(experts),
       mutable_data<Acc>(cosines));
@@ -99,7 +99,7 @@ void route_backward(
   using Acc = Accumulation<T>;
   const int64_t rows = h.size(0), features = h.size(1), num_experts = memory.size(0), top_k = gates.size(1);
   const auto inverse_norms = scratch<Acc>(num_experts);
-  std::unique_ptr<Acc[]> copies;
+  Scratch<Acc> copies;
   const Acc* const vectors = measured(data<Acc>(memory), num_experts, features, inverse_norms.get(), copies);
   const RoutingGrad<T> routing{
       .h = data<T>(h),

@@ -20,9 +20,9 @@ template <typename T, typename Operand>
 struct Workplace {
   using Acc = Accumulation<T>;
   using Row = PackedProduct<T, Operand>::Row;
-  std::unique_ptr<Acc[]> gates, work, sums;
-  std::unique_ptr<Row[]> converted;
-  std::unique_ptr<int32_t[]> chosen;
+  Scratch<Acc> gates, work, sums;
+  Scratch<Row> converted;
+  Scratch<int32_t> chosen;
   PairsByExpert pairs;
   int64_t features;  // of a row as it is multiplied
   bool converts;     // whether rows are copied: activated, in another type, or to an even number of features
@@ -156,7 +156,7 @@ Tensor route_and_multiply(
   Tensor y = new_tensor(x.scalar_type(), {rows, outputs});
   if (rows == 0 || outputs == 0) return y;
   const auto inverse_norms = scratch<Accumulation<T>>(num_experts);
-  std::unique_ptr<Accumulation<T>[]> copies;
+  Scratch<Accumulation<T>> copies;
   answer(
       PackedLayer<T>{
           .x = data<T>(x),

@@ -83,7 +83,7 @@ Tensor packed_feed_forward(
   const Tensor x = with_adjacent_features(x_any), memory = dense(memory_any);
   return with_type(dtype, [&]<typename T>(T) {
     const auto inverse_norms = scratch<Accumulation<T>>(num_experts);
-    std::unique_ptr<Accumulation<T>[]> copies;
+    Scratch<Accumulation<T>> copies;
     return answers(
         x, FeedForward<T>{
                .in{data<T>(packed_in), num_experts, features, wide},

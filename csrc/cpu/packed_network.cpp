@@ -48,7 +48,7 @@ RBM_CLONES void finish(
 
 void answer_layer(const StoredNetwork& network, const StoredLayer& s, const Answers& a) {
   const bool is_routed = s.memory != kNowhere;
-  std::unique_ptr<float[]> addresses, inverse_norms, copies;
+  Scratch<float> addresses, inverse_norms, copies;
   Routing<float> routing = no_routing<float>();
   if (is_routed) {
     const float* routed = a.x;

@@ -41,8 +41,8 @@ class PairsByExpert {
 
  private:
   int64_t top_k_, num_experts_;
-  std::unique_ptr<int64_t[]> begins_;
-  std::unique_ptr<Pair[]> pairs_;
+  Scratch<int64_t> begins_;
+  Scratch<Pair> pairs_;
 };
 
 }  // namespace rbm::cpu

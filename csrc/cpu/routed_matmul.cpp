@@ -20,7 +20,7 @@ Tensor few_rows_at_once(
   const auto experts = scratch<int32_t>(rows * k);
   Acc* const gates = numbers.get();
   Acc* const inverse_norms = gates + 2 * rows * k;
-  std::unique_ptr<Acc[]> copies;
+  Scratch<Acc> copies;
   const Routing<T> routing =
       routing_of<T>(x, memory, k, temperature, inverse_norms, copies, gates, experts.get(), gates + rows * k);
   route_in_parallel(routing, rows);

@@ -114,7 +114,7 @@ void serve(const Int8Work& work, int64_t begin, int64_t end, int64_t first_panel
   const auto floats = scratch<float>(most * (2 * top_k + 1) + routing_scratch(work.num_experts));
   const auto chosen = scratch<int32_t>(most * top_k);
   const auto numbers = scratch<uint8_t>(most * number_stride);
-  std::unique_ptr<float[]> own_sums;
+  Scratch<float> own_sums;
   if (!is_direct) own_sums = scratch<float>(most * sum_stride);
   PairsByExpert pairs(most, top_k, work.num_experts);
   for (int64_t first = begin; first < end; first += work.chunk_rows) {
@@ -197,7 +197,7 @@ Tensor routed_matmul_int8(
   const Tensor x = with_adjacent_features(x_any), experts = dense(experts_any);
   const Tensor memory = memory_any ? dense(*memory_any) : x;
   const auto inverse_norms = scratch<float>(experts.size(0));
-  std::unique_ptr<float[]> copies;
+  Scratch<float> copies;
   answer(
       Int8Layer{
           .x = data<float>(x),

@@ -222,7 +222,7 @@ template void route_rows(const Routing<BFloat16>&, int64_t, int64_t, float*);
 
 template <typename Acc>
 const Acc* measured(
-    const Acc* memory, int64_t num_experts, int64_t features, Acc* inverse_norms, std::unique_ptr<Acc[]>& copies) {
+    const Acc* memory, int64_t num_experts, int64_t features, Acc* inverse_norms, Scratch<Acc>& copies) {
   invert_norms(memory, num_experts, features, inverse_norms);
   const auto is_long = [](Acc inverse) { return !square_is_safe(1 / (inverse * inverse)); };
   if (std::none_of(inverse_norms, inverse_norms + num_experts, is_long)) return memory;
@@ -234,7 +234,7 @@ const Acc* measured(
   invert_norms(static_cast<const Acc*>(copies.get()), num_experts, features, inverse_norms);
   return copies.get();
 }
-template const float* measured(const float*, int64_t, int64_t, float*, std::unique_ptr<float[]>&);
-template const double* measured(const double*, int64_t, int64_t, double*, std::unique_ptr<double[]>&);
+template const float* measured(const float*, int64_t, int64_t, float*, Scratch<float>&);
+template const double* measured(const double*, int64_t, int64_t, double*, Scratch<double>&);
 
 }  // namespace rbm::cpu

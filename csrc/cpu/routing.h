@@ -50,7 +50,7 @@ inline int64_t routing_scratch(int64_t num_experts) { return (2 * num_experts + 
 
 // A copy of `row` whose square does not overflow.
 template <typename T>
-std::unique_ptr<Accumulation<T>[]> shrunk(const T* row, int64_t features) {
+Scratch<Accumulation<T>> shrunk(const T* row, int64_t features) {
   auto copy = scratch<Accumulation<T>>(features);
   for (int64_t d = 0; d < features; ++d) copy[d] = static_cast<Accumulation<T>>(row[d]) * kShrink<Accumulation<T>>;
   return copy;
@@ -74,15 +74,14 @@ void route_in_parallel(const Routing<T>& r, int64_t rows) {
 // The memory vectors used for the cosines, and their inverse norms: `memory` itself, or a copy in `copies`, [E, D], in
 // which long vectors are shrunk. This does not change cosines.
 template <typename Acc>
-const Acc* measured(
-    const Acc* memory, int64_t num_experts, int64_t features, Acc* inverse_norms, std::unique_ptr<Acc[]>& copies);
+const Acc* measured(const Acc* memory, int64_t num_experts, int64_t features, Acc* inverse_norms, Scratch<Acc>& copies);
 
 // Routing of the rows h by these memory vectors, whose norms are computed here. Kernels that route tile by tile set the
 // result pointers.
 template <typename T>
 Routing<T> routing_of(
     const Tensor& h, const Tensor& memory, int64_t k, double temperature, Accumulation<T>* inverse_norms,
-    std::unique_ptr<Accumulation<T>[]>& copies, Accumulation<T>* gates = nullptr, int32_t* experts = nullptr,
+    Scratch<Accumulation<T>>& copies, Accumulation<T>* gates = nullptr, int32_t* experts = nullptr,
     Accumulation<T>* cosines = nullptr) {
   using Acc = Accumulation<T>;
   const int64_t num_experts = memory.size(0), features = memory.size(1);

@@ -116,10 +116,22 @@ auto with_wide_type(ScalarType dtype, const Work& work) {
   return dtype == ScalarType::Double ? work(double{}) : work(float{});
 }
 
+// The size of a vector, and of a row of a tile register, which take twice as long to load if they cross a cache line.
+constexpr std::align_val_t kScratchAlignment{64};
+
+struct FreeScratch {
+  void operator()(void* numbers) const { operator delete[](numbers, kScratchAlignment); }
+};
+
+// A buffer of numbers whose values are not set.
 template <typename T>
-std::unique_ptr<T[]> scratch(int64_t size) {
+using Scratch = std::unique_ptr<T[], FreeScratch>;
+
+template <typename T>
+Scratch<T> scratch(int64_t size) {
+  static_assert(std::is_trivially_destructible_v<T>, "nothing is destroyed");
   try {
-    return std::make_unique_for_overwrite<T[]>(size);
+    return Scratch<T>(static_cast<T*>(operator new[](size * sizeof(T), kScratchAlignment)));
   } catch (const std::bad_alloc&) {
     fail_for_memory();
   }

@@ -127,6 +127,18 @@ struct Lanes {
 
   // A bfloat16 is the upper half of a float32.
   static RBM_INLINE void load(Vector& value, const BFloat16* source) {
+#if defined(__x86_64__) && !defined(__clang__)
+    // GCC 12 would load the numbers of the loop below one by one.
+    if constexpr (kBytes >= 32) {
+      struct Halves {
+        BFloat16 numbers[kCount];
+      };
+      Mask words;
+      asm("vpmovzxwd %1, %0" : "=v"(words) : "m"(*reinterpret_cast<const Halves*>(source)));
+      value = reinterpret_cast<Vector>(words << 16);
+      return;
+    }
+#endif
     uint16_t halves[kCount];
     uint32_t words[kCount];
     std::memcpy(halves, source, sizeof(halves));
