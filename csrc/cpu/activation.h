@@ -54,12 +54,14 @@ RBM_INLINE void gelu(typename Lanes<Acc, kBytes>::Vector& numbers) {
   }
 }
 
-// target[i] = the activation of source[i], and of source[i + features] if it is gated. Whole vectors are read.
+// target[i] = the activation of source[i], and of source[i + features] if it is gated. Whole vectors are read. Target
+// and source may begin at the same place.
 template <int kBytes, typename Acc, typename Row>
-RBM_INLINE void activate_lanes(Activation activation, const Acc* source, int64_t features, Row* target) {
+RBM_INLINE void activate_lanes(
+    Activation activation, const Acc* source, const Acc* values, int64_t features, Row* target) {
   using L = Lanes<Acc, kBytes>;
   for (int64_t i = 0; i < features; i += L::kCount) {
-    typename L::Vector numbers, values;
+    typename L::Vector numbers, factors;
     L::load(numbers, source + i);
     switch (activation) {
       case Activation::kRelu: numbers = numbers < 0 ? numbers * 0 : numbers; break;  // keeps NaN
@@ -67,8 +69,8 @@ RBM_INLINE void activate_lanes(Activation activation, const Acc* source, int64_t
       case Activation::kSilu: silu<kBytes, Acc>(numbers); break;
       case Activation::kSwiglu:
         silu<kBytes, Acc>(numbers);
-        L::load(values, source + features + i);
-        numbers *= values;
+        L::load(factors, values + i);
+        numbers *= factors;
         break;
     }
     Row rounded[L::kCount];

@@ -13,8 +13,6 @@
 namespace rbm::cpu {
 namespace {
 
-constexpr int64_t kFewRowsOfHidden = 31;
-
 // Buffers of a thread, for as many rows as it processes at once.
 template <typename T, typename Operand>
 struct Workplace {
@@ -25,7 +23,7 @@ struct Workplace {
   Scratch<int32_t> chosen;
   PairsByExpert pairs;
   int64_t features;  // of a row as it is multiplied
-  bool converts;     // whether rows are copied: activated, in another type, or to an even number of features
+  bool converts;     // whether rows are copied, to another type or to an even number of features
   bool is_direct;    // whether sums are written to the result itself
 
   Workplace(const PackedLayer<T>& layer, int64_t rows, int64_t padded)
@@ -34,12 +32,58 @@ struct Workplace {
         chosen(scratch<int32_t>(rows * layer.routing.top_k)),
         pairs(rows, layer.routing.top_k, layer.routing.num_experts),
         features(packed_rows<Operand>(layer.experts.features) - 1),
-        converts(layer.reads_hidden() || !std::is_same_v<T, Row> || features != layer.experts.features),
-        is_direct(layer.writes_hidden() || (std::is_same_v<T, Acc> && padded <= layer.y_stride)) {
-    if (!is_direct) sums = scratch<Acc>(rows * padded);
-    if (converts) converted = scratch<Row>(rows * (layer.reads_hidden() ? layer.routing.top_k : 1) * features);
+        converts(!layer.reads_hidden() && (!std::is_same_v<T, Row> || features != layer.experts.features)),
+        is_direct(!layer.writes_hidden() && std::is_same_v<T, Acc> && padded <= layer.y_stride) {
+    if (!is_direct) sums = scratch<Acc>(rows * padded + kMostLanes);
+    if (converts) converted = scratch<Row>(rows * features);
   }
 };
+
+// Panels of columns that threads can divide among them. A thread activates what it has multiplied, so gates and values
+// are divided alike, and not at all if a panel has both.
+template <typename T>
+int64_t divisible_panels(const PackedLayer<T>& layer, const PackedSizes& sizes) {
+  if (!layer.writes_hidden()) return sizes.panels(layer.experts.outputs);
+  const int64_t features = layer.given->features;
+  return layer.experts.outputs > features && features % sizes.width != 0 ? 1 : sizes.panels(features);
+}
+
+// The first product, expert by expert, so that what is activated comes from a cache. multiply(first, last) multiplies
+// panels of columns.
+template <typename T, typename Operand, typename Multiply>
+void write_hidden(
+    const PackedLayer<T>& layer, const PackedSizes& sizes, int64_t first_row, int64_t first_panel, int64_t last_panel,
+    PackedProduct<T, Operand>* product, const Multiply& multiply) {
+  using Row = PackedProduct<T, Operand>::Row;
+  const GivenPairs<T>& given = *layer.given;
+  const int64_t features = given.features, bytes = hidden_bytes<T>(features);
+  const bool is_whole = last_panel - first_panel == divisible_panels(layer, sizes);
+  const int64_t begin = first_panel * sizes.width,
+                end = is_whole ? features : std::min(last_panel * sizes.width, features);
+  const int64_t row_end = packed_rows<Operand>(features) - 1;
+  std::byte* const hidden = given.hidden + first_row * layer.routing.top_k * bytes;
+  for (int64_t e = 0; e < layer.experts.num_experts; ++e) {
+    const Pair* const pairs = product->pairs->of(e);
+    const int64_t count = product->pairs->count(e);
+    if (count == 0) continue;
+    product->first_expert = e;
+    product->last_expert = e + 1;
+    product->own_sums = pairs;
+    if (is_whole) {
+      multiply(0, sizes.panels(layer.experts.outputs));
+    } else {
+      for (int64_t half = 0; half < layer.experts.outputs; half += features) {
+        multiply(half / sizes.width + first_panel, half / sizes.width + last_panel);
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const auto* const sums = product->sums_of(pairs[i]);
+      Row* const row = reinterpret_cast<Row*>(hidden + pairs[i].index * bytes);
+      activate(*given.writes, sums + begin, sums + features + begin, end - begin, row + begin);
+      if (end == features) std::fill(row + features, row + row_end, Row(Accumulation<T>(0)));
+    }
+  }
+}
 
 // Processes rows [begin, end) and panels of columns [first_panel, last_panel) in one thread.
 template <typename Operand, typename T>
@@ -76,15 +120,13 @@ void serve(
         .count = rows,
         .sums = own.sums.get(),
         .sum_stride = padded,
+        .first_expert = 0,
+        .last_expert = num_experts,
         .own_rows = layer.reads_hidden() && top_k > 1,
-        .own_sums = layer.writes_hidden() && top_k > 1,
     };
     if (layer.reads_hidden()) {
-      for (int64_t pair = 0; pair < rows * top_k; ++pair) {
-        Row* const target = own.converted.get() + pair * own.features;
-        activate(*given->then, given->hidden + (first * top_k + pair) * given->stride, features, target);
-        for (int64_t d = features; d < own.features; ++d) target[d] = Row(Acc(0));
-      }
+      product.row_stride = hidden_bytes<T>(features) / sizeof(Row);
+      product.rows = reinterpret_cast<const Row*>(given->hidden) + first * top_k * product.row_stride;
     } else if (own.converts) {
       for (int64_t row = 0; row < rows; ++row) {
         const T* const source = layer.x + (first + row) * layer.x_stride;
@@ -96,21 +138,22 @@ void serve(
       product.rows = layer.x + first * layer.x_stride;
       product.row_stride = layer.x_stride;
     }
-    if (layer.writes_hidden()) {
-      product.sums = given->hidden + first * top_k * given->stride;
-      product.sum_stride = given->stride;
-    } else if constexpr (std::is_same_v<T, Acc>) {
+    if constexpr (std::is_same_v<T, Acc>) {
       if (own.is_direct) {
         product.sums = layer.y + first * layer.y_stride;
         product.sum_stride = layer.y_stride;
       }
     }
+    const auto finish = [&](const auto& multiply) {
+      if (!layer.writes_hidden()) return multiply(first_panel, last_panel);
+      write_hidden(layer, sizes, first, first_panel, last_panel, &product, multiply);
+    };
     const bool with_amx = with_tiles<Operand>([&](auto tiles) {
       LeftBlock left(std::min(kAmxInner, operands_of<Operand>(features)));
-      multiply_packed_amx(tiles, product, first_panel, last_panel, &left);
+      finish([&](int64_t from, int64_t to) { multiply_packed_amx(tiles, product, from, to, &left); });
     });
-    if (!with_amx) multiply_packed(product, first_panel, last_panel);
-    if (own.is_direct) continue;
+    if (!with_amx) finish([&](int64_t from, int64_t to) { multiply_packed(product, from, to); });
+    if (own.is_direct || layer.writes_hidden()) continue;
     const int64_t column = first_panel * sizes.width, columns = std::min(last_panel * sizes.width, outputs) - column;
     for (int64_t row = 0; row < rows; ++row) {
       const Acc* const source = own.sums.get() + row * padded + column;
@@ -130,13 +173,11 @@ template <typename T>
 void answer(const PackedLayer<T>& layer, int64_t rows) {
   const PackedSizes sizes = PackedSizes::of<Accumulation<T>>();
   const PackedExperts<T>& experts = layer.experts;
-  const int64_t routed = layer.is_routed ? experts.num_experts : 0, panels = sizes.panels(experts.outputs);
+  const int64_t routed = layer.is_routed ? experts.num_experts : 0, panels = divisible_panels(layer, sizes);
   const int64_t multiplications =
       rows * (layer.routing.top_k * sizes.padded(experts.outputs) + routed) * experts.features;
   const Call call;
-  // Threads that divide the columns of a second product would each activate all hidden rows.
-  const int64_t most_by_columns = layer.reads_hidden() ? kFewRowsOfHidden : experts.outputs;
-  const Split split = Split::of(call, rows, multiplications, most_by_columns, panels);
+  const Split split = Split::of(call, rows, multiplications, experts.outputs, panels);
   with_operand<T>([&]<typename Operand>(Operand) {
     split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
       serve<Operand>(layer, sizes, begin, end, first_panel, last_panel);

@@ -49,13 +49,15 @@ struct PackedProduct {
   int64_t count;  // n
   Acc* sums;      // [n, at least padded columns]
   int64_t sum_stride;
-  bool own_rows = false, own_sums = false;  // whether rows and sums are [n k, ...]: one for each pair, by its index
+  int64_t first_expert, last_expert;  // those that are multiplied
+  bool own_rows = false;              // whether rows are [n k, D]: one for each pair, by its index
+  const Pair* own_sums = nullptr;     // the first of the pairs that have a row of sums each; otherwise, rows have
 
   const Row* row_of(const Pair& pair) const { return rows + (own_rows ? pair.index : pair.row) * row_stride; }
-  Acc* sums_of(const Pair& pair) const { return sums + (own_sums ? pair.index : pair.row) * sum_stride; }
+  Acc* sums_of(const Pair& pair) const { return sums + (own_sums ? &pair - own_sums : pair.row) * sum_stride; }
   // Clears the columns [begin, end) of all sums.
   void clear(int64_t begin, int64_t end) const {
-    const int64_t all = own_sums ? pairs->all() : count;
+    const int64_t all = own_sums ? pairs->count(first_expert) : count;
     for (int64_t row = 0; row < all; ++row) std::fill_n(sums + row * sum_stride + begin, end - begin, Acc(0));
   }
 };
@@ -244,7 +246,7 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T, Operand>& p, int64_
     return with_last_vectors<kBytes>(
         vectors, [&]<int kVectors>() __attribute__((always_inline)) { packed_row_of<kBytes, kVectors>(p); });
   }
-  for (int64_t expert = 0; expert < p.experts.num_experts; ++expert) {
+  for (int64_t expert = p.first_expert; expert < p.last_expert; ++expert) {
     const Pair* const pairs = p.pairs->of(expert);
     const int64_t count = p.pairs->count(expert), tiles = ceil_div(count, kTileRows);
     if (count == 0) continue;

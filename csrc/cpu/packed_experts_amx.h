@@ -20,7 +20,7 @@ RBM_INLINE void multiply_packed_amx_lanes(
   const int64_t padded = padded_columns<float, kBytes>(p.experts.outputs);
   const int64_t begin = first_panel * kBlockColumns, end = std::min(last_panel * kBlockColumns, padded);
   p.clear(begin, end);
-  for (int64_t e = 0; e < p.experts.num_experts; ++e) {
+  for (int64_t e = p.first_expert; e < p.last_expert; ++e) {
     const BFloat16* const matrix = p.experts.values + e * height * padded;
     for (int64_t first = 0; first == 0 || 2 * first < features; first += kAmxInner) {
       const int64_t inner = std::min(2 * kAmxInner, features - 2 * first), steps = operands_of<BFloat16Pair>(inner);

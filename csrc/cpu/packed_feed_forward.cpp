@@ -1,5 +1,6 @@
 // packed_feed_forward: rows are routed, and multiplied twice with their experts. Between the two products there
-// is a row of hidden numbers for each of a row's choices; a part of the batch at a time, so that they stay in a cache.
+// is a row of activated numbers for each of a row's choices; a part of the batch at a time, so that they stay in a
+// cache.
 #include "../packed_feed_forward.h"
 
 #include <algorithm>
@@ -10,8 +11,6 @@
 
 namespace rbm::cpu {
 namespace {
-
-constexpr int64_t kHiddenAtOnce = 1 << 20;
 
 template <typename T>
 struct FeedForward {
@@ -26,10 +25,10 @@ Tensor answers(const Tensor& x, const FeedForward<T>& all) {
   const int64_t rows = x.size(0), outputs = all.out.outputs, k = all.routing.top_k;
   Tensor y = new_tensor(x.scalar_type(), {rows, outputs});
   if (rows == 0 || outputs == 0) return y;
-  const int64_t stride = PackedSizes::of<Acc>().padded(all.in.outputs);
-  const int64_t most = std::max(rows_at_once(all.routing.num_experts, k), kHiddenAtOnce / (k * stride));
-  const int64_t at_once = std::min(most, rows);
-  const auto numbers = scratch<Acc>(2 * at_once * k), hidden = scratch<Acc>(at_once * k * stride + kMostLanes);
+  const int64_t most = rows_at_once(all.routing.num_experts, k) * torch::stable::get_num_threads();
+  const int64_t at_once = std::min(most, rows), bytes = hidden_bytes<T>(all.out.features);
+  const auto numbers = scratch<Acc>(2 * at_once * k);
+  const auto hidden = scratch<std::byte>(at_once * k * bytes);
   const auto experts = scratch<int32_t>(at_once * k);
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t count = std::min(most, rows - first);
@@ -39,7 +38,7 @@ Tensor answers(const Tensor& x, const FeedForward<T>& all) {
     routing.cosines = numbers.get() + count * k;
     routing.experts = experts.get();
     route_in_parallel(routing, count);
-    GivenPairs<T> given{nullptr, experts.get(), hidden.get(), stride, {}};
+    GivenPairs<T> given{nullptr, experts.get(), hidden.get(), all.out.features, all.activation};
     PackedLayer<T> layer{
         .x = routing.h,
         .x_stride = routing.row_stride,
@@ -52,7 +51,7 @@ Tensor answers(const Tensor& x, const FeedForward<T>& all) {
     };
     answer(layer, count);
     given.gates = routing.gates;
-    given.then = all.activation;
+    given.writes.reset();
     layer.experts = all.out;
     layer.y = mutable_data<T>(y) + first * outputs;
     layer.y_stride = outputs;

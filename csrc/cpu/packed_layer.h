@@ -2,6 +2,7 @@
 // product by packed_feed_forward, and by packed_network for each of its layers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -14,11 +15,11 @@ namespace rbm::cpu {
 // One of the two products of feed-forward experts, for rows that are routed already.
 template <typename T>
 struct GivenPairs {
-  const Accumulation<T>* gates;    // [B, k], or null: all of them are 1
-  const int32_t* experts;          // [B, k]
-  Accumulation<T>* hidden;         // [B k, stride], a row for each choice
-  int64_t stride;                  // whole vectors
-  std::optional<Activation> then;  // of the first product, whose result is `hidden`: none
+  const Accumulation<T>* gates;      // [B, k], or null: all of them are 1
+  const int32_t* experts;            // [B, k]
+  std::byte* hidden;                 // [B k, hidden_bytes], a row of activated numbers for each choice
+  int64_t features;                  // of such a row
+  std::optional<Activation> writes;  // of the first product, which writes `hidden`; the second one reads it
 };
 
 template <typename T>
@@ -32,9 +33,8 @@ struct PackedLayer {
   int64_t y_stride;
   const GivenPairs<T>* given = nullptr;  // of the routing's members, num_experts and top_k are used then
 
-  // The second product, by rows that are the activation of `hidden`, instead of x.
-  bool reads_hidden() const { return given && given->then; }
-  bool writes_hidden() const { return given && !given->then; }
+  bool reads_hidden() const { return given && !given->writes; }
+  bool writes_hidden() const { return given && given->writes; }
 };
 
 // Instantiated in packed_experts.cpp, for T of float64, float32 and bfloat16.
@@ -47,6 +47,17 @@ int64_t packed_rows_of(int64_t features) {
   int64_t rows = 0;
   with_operand<T>([&]<typename Operand>(Operand) { rows = packed_rows<Operand>(features); });
   return rows;
+}
+
+// Bytes of a row of hidden features, as the second product multiplies it on this processor.
+template <typename T>
+int64_t hidden_bytes(int64_t features) {
+  int64_t bytes = 0;
+  with_operand<T>([&]<typename Operand>(Operand) {
+    using Row = PackedProduct<T, Operand>::Row;
+    bytes = round_up((packed_rows<Operand>(features) - 1) * sizeof(Row), 64);
+  });
+  return bytes;
 }
 
 // Raises unless `packed` is what pack_experts returned for these sizes, in the dtype of x.

@@ -83,9 +83,11 @@ def test_activations_of_all_numbers(activation, dtype):
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(threads, dtype, activation):
-    x, memory, weights, biases, k = problem((90, 701, 40, 4, 2), dtype, activation, hidden=70)
-    pair, sizes = packed(weights, biases), (70, 40, k, activation)
+@pytest.mark.parametrize("hidden", [70, 192])
+def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(threads, dtype, activation, hidden):
+    """Threads divide the columns of few rows, if gates and values are in different panels: with 192 hidden features."""
+    x, memory, weights, biases, k = problem((90, 701, 40, 4, 2), dtype, activation, hidden=hidden)
+    pair, sizes = packed(weights, biases), (hidden, 40, k, activation)
     threads(1)
     together = packed_feed_forward(x, memory, *pair, *sizes)
     threads(3)
