@@ -2,8 +2,9 @@
 
 Both are operators of vLLM's build for CPUs (``torch.ops._C``); its sources contain SGLang's kernel too. They take part
 if that build is installed, or if ``RBM_PEER_LIBRARIES`` names shared libraries (separated by ``:``) that register them.
-This repository contains no code of theirs. vLLM's kernel multiplies float32 on any processor, and bfloat16 after
-widening it; SGLang's multiplies bfloat16 by oneDNN's kernels, as vLLM uses it on processors with AMX.
+This repository contains no code of theirs. vLLM's kernel multiplies bfloat16 with AMX, or widens it on processors that
+have none; SGLang's multiplies bfloat16 by oneDNN's kernels. A library that is loaded so must ask Linux for the tile
+registers itself (``at::cpu::init_amx``), because vLLM leaves that to others.
 """
 
 import ctypes

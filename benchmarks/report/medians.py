@@ -13,6 +13,7 @@ CPU, GPU = RESULTS / "cpu.csv", RESULTS / "gpu.csv"
 # The layer on a CPU, as PyTorch allocates memory and with --keep-memory.
 LAYER = RESULTS / "cpu_layer.csv"
 LAYER_AVX2 = RESULTS / "cpu_layer_avx2.csv"  # on a processor without AVX-512
+AMX = RESULTS / "cpu_amx.csv"  # the layer, the experts and the feed-forward layer on a processor with AMX
 
 
 class Figures:

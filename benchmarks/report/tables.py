@@ -16,6 +16,7 @@ from benchmarks.report import accuracies, headline, publications, widths
 from benchmarks.report.accuracies import JOINT, SHORTLIST, SIGN, experiment, gains, held_out
 from benchmarks.report.headline import OF_EXPERTS, ONE_NODE, PEERS
 from benchmarks.report.medians import (
+    AMX,
     CPU,
     GPU,
     LAYER_AVX2,
@@ -136,9 +137,9 @@ def cpu_ffn() -> str:
     return markdown(["", "`RbMFeedForward`", *peers.values()], table)
 
 
-def cpu_feed_forward() -> str:
+def cpu_feed_forward(path: Path) -> str:
     """The feed-forward layer at inference, and its peers."""
-    cpu, peers, table = Figures(RESULTS / "cpu_feed_forward.csv"), ("eager", "sorted", "grouped_mm", *SERVERS), []
+    cpu, peers, table = Figures(path), ("eager", "sorted", "grouped_mm", *SERVERS), []
     for dtype in ("float32", "bfloat16"):
         for rows in (1, 8, 64, CORA):
             cells = cpu.cells(peers, "feed_forward", Shape(rows), "forward", dtype=dtype)
@@ -265,6 +266,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "headline": headline.table,
     "cpu-layer": partial(cpu_layer, memory_kept=True),
     "cpu-layer-bfloat16": partial(cpu_layer, memory_kept=True, dtype="bfloat16"),
+    "cpu-layer-amx": partial(cpu_layer, memory_kept=True, path=AMX, dtype="bfloat16"),
+    "cpu-layer-amx-float32": partial(cpu_layer, memory_kept=True, path=AMX),
     "cpu-layer-avx2": partial(cpu_layer, memory_kept=True, path=LAYER_AVX2, peers=OF_EXPERTS[:2]),
     "cpu-layer-faults": partial(cpu_layer, memory_kept=False),
     "cpu-ceiling": cpu_ceiling,
@@ -273,10 +276,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "whole-run-precision": whole_run_precision,
     "serving-threads": threads_of_one_row,
     "cpu-ffn": cpu_ffn,
-    "cpu-feed-forward": cpu_feed_forward,
+    "cpu-feed-forward": partial(cpu_feed_forward, RESULTS / "cpu_feed_forward.csv"),
+    "cpu-feed-forward-amx": partial(cpu_feed_forward, AMX),
     "epoch": epoch,
     "epoch-shares": epoch_shares,
-    "cpu-experts": partial(experts_of, CPU, MATMUL_PEERS),
+    "cpu-experts": partial(experts_of, AMX, MATMUL_PEERS),
     "cpu-bfloat16": cpu_bfloat16,
     "gpu": gpu,
     "gpu-libraries": gpu_libraries,
