@@ -58,9 +58,9 @@ void write_hidden(
   const GivenPairs<T>& given = *layer.given;
   const int64_t features = given.features, bytes = hidden_bytes<T>(features);
   const bool is_whole = last_panel - first_panel == divisible_panels(layer, sizes);
-  const int64_t begin = first_panel * sizes.width,
-                end = is_whole ? features : std::min(last_panel * sizes.width, features);
-  const int64_t row_end = packed_rows<Operand>(features) - 1;
+  const int64_t begin = first_panel * sizes.width;
+  const int64_t end = is_whole ? features : std::min(last_panel * sizes.width, features);
+  const int64_t padded = packed_rows<Operand>(features) - 1;
   std::byte* const hidden = given.hidden + first_row * layer.routing.top_k * bytes;
   for (int64_t e = 0; e < layer.experts.num_experts; ++e) {
     const Pair* const pairs = product->pairs->of(e);
@@ -80,7 +80,7 @@ void write_hidden(
       const auto* const sums = product->sums_of(pairs[i]);
       Row* const row = reinterpret_cast<Row*>(hidden + pairs[i].index * bytes);
       activate(*given.writes, sums + begin, sums + features + begin, end - begin, row + begin);
-      if (end == features) std::fill(row + features, row + row_end, Row(Accumulation<T>(0)));
+      if (end == features) std::fill(row + features, row + padded, Row(Accumulation<T>(0)));
     }
   }
 }
@@ -144,15 +144,16 @@ void serve(
         product.sum_stride = layer.y_stride;
       }
     }
-    const auto finish = [&](const auto& multiply) {
+    // With one kernel or the other.
+    const auto all = [&](const auto& multiply) {
       if (!layer.writes_hidden()) return multiply(first_panel, last_panel);
       write_hidden(layer, sizes, first, first_panel, last_panel, &product, multiply);
     };
     const bool with_amx = with_tiles<Operand>([&](auto tiles) {
       LeftBlock left(std::min(kAmxInner, operands_of<Operand>(features)));
-      finish([&](int64_t from, int64_t to) { multiply_packed_amx(tiles, product, from, to, &left); });
+      all([&](int64_t from, int64_t to) { multiply_packed_amx(tiles, product, from, to, &left); });
     });
-    if (!with_amx) finish([&](int64_t from, int64_t to) { multiply_packed(product, from, to); });
+    if (!with_amx) all([&](int64_t from, int64_t to) { multiply_packed(product, from, to); });
     if (own.is_direct || layer.writes_hidden()) continue;
     const int64_t column = first_panel * sizes.width, columns = std::min(last_panel * sizes.width, outputs) - column;
     for (int64_t row = 0; row < rows; ++row) {
