@@ -117,21 +117,22 @@ auto with_wide_type(ScalarType dtype, const Work& work) {
 }
 
 // The size of a vector, and of a row of a tile register, which take twice as long to load if they cross a cache line.
-constexpr std::align_val_t kScratchAlignment{64};
+constexpr size_t kScratchAlignment = 64;
 
+template <size_t kAlignment>
 struct FreeScratch {
-  void operator()(void* numbers) const { operator delete[](numbers, kScratchAlignment); }
+  void operator()(void* numbers) const { operator delete[](numbers, std::align_val_t{kAlignment}); }
 };
 
 // A buffer of numbers whose values are not set.
-template <typename T>
-using Scratch = std::unique_ptr<T[], FreeScratch>;
+template <typename T, size_t kAlignment = kScratchAlignment>
+using Scratch = std::unique_ptr<T[], FreeScratch<kAlignment>>;
 
-template <typename T>
-Scratch<T> scratch(int64_t size) {
+template <typename T, size_t kAlignment = kScratchAlignment>
+Scratch<T, kAlignment> scratch(int64_t size) {
   static_assert(std::is_trivially_destructible_v<T>, "nothing is destroyed");
   try {
-    return Scratch<T>(static_cast<T*>(operator new[](size * sizeof(T), kScratchAlignment)));
+    return Scratch<T, kAlignment>(static_cast<T*>(operator new[](size * sizeof(T), std::align_val_t{kAlignment})));
   } catch (const std::bad_alloc&) {
     fail_for_memory();
   }

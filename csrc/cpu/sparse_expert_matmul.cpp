@@ -143,7 +143,7 @@ void run_rows(const Problem<T>& p, T* y, const T* grad, T* partials) {
     pairs.emplace_back(end - begin, p.top_k, p.num_experts).list(p.experts, begin, end);
   }
   parallel_for(0, chunks * blocks, threads > 1 ? 1 : chunks * blocks, [&](int64_t first, int64_t last) {
-    const auto block = aligned_block<T>(p.features * width);
+    const auto block = scratch<T, kBlockAlignment>(p.features * width);
     for (int64_t task = first; task < last; ++task) {
       const int64_t chunk = task / blocks;
       const RowsJob<T> job{

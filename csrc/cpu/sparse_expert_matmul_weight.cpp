@@ -80,7 +80,7 @@ void differentiate(const Problem<T>& p, const Tensor& grad, const Tensor& grad_w
   const int64_t scales = p.scale ? p.num_experts * p.features : 0;
   const auto partials = scratch<T>(blocks * scales);
   parallel_for(0, p.num_experts * blocks, 1, [&](int64_t first, int64_t last) {
-    const auto block = aligned_block<T>(p.features * width);
+    const auto block = scratch<T, kBlockAlignment>(p.features * width);
     for (int64_t task = first; task < last; ++task) {
       const int64_t expert = task / blocks;
       const WeightJob<T> job{

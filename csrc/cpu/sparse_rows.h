@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -40,7 +39,7 @@ constexpr int64_t kLineCost = 8;
 // Products with fewer multiplications than this use one thread, because every thread transposes weights.
 constexpr int64_t kFewMultiplications = 65536;
 
-constexpr int64_t kBlockAlignment = 4096;
+constexpr size_t kBlockAlignment = 4096;
 
 // All tensors are contiguous except the weights, whose features are adjacent.
 template <typename T>
@@ -58,18 +57,6 @@ struct Problem {
 
   int64_t entries_of(int64_t row) const { return crow[row + 1] - crow[row]; }
 };
-
-struct Free {
-  void operator()(void* pointer) const { std::free(pointer); }
-};
-
-template <typename T>
-std::unique_ptr<T[], Free> aligned_block(int64_t count) {
-  const size_t bytes = round_up(std::max<int64_t>(1, count) * sizeof(T), kBlockAlignment);
-  T* const block = static_cast<T*>(std::aligned_alloc(kBlockAlignment, bytes));
-  if (block == nullptr) fail_for_memory();
-  return std::unique_ptr<T[], Free>(block);
-}
 
 template <typename T>
 int64_t lines_of_block(int64_t outputs) {
