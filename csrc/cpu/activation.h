@@ -54,8 +54,7 @@ RBM_INLINE void gelu(typename Lanes<Acc, kBytes>::Vector& numbers) {
   }
 }
 
-// target[i] = the activation of source[i], and of source[i + features] if it is gated. Whole vectors are read. Target
-// and source may begin at the same place.
+// target[i] = the activation of source[i], and of values[i] if it is gated. Whole vectors are read.
 template <int kBytes, typename Acc, typename Row>
 RBM_INLINE void activate_lanes(
     Activation activation, const Acc* source, const Acc* values, int64_t features, Row* target) {
