@@ -4,13 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.measure.shapes import Problem, Workload, workloads
+from benchmarks.measure.shapes import ROUTERS, Problem, Workload, workloads
 from benchmarks.peers import by_topk
 from rbm_kernels import cosine_topk
 from rbm_kernels.ops.cosine_topk import cost, reference
 
+WORKLOADS = [*workloads(routings=("uniform",)), *map(Workload, ROUTERS)]
 
-@pytest.mark.parametrize("workload", workloads(routings=("uniform",)), ids=str)
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=str)
 def test_cosine_topk(suite, workload: Workload):
     run = suite("cosine_topk", workload)
     shape = workload.shape

@@ -65,6 +65,11 @@ SHAPES = (
     Shape(PHYSICS, width(8_415)),
     Shape(PRODUCTS),
 )
+# Routers only, as large as those of language models with many small experts. A router has no outputs.
+ROUTERS = (
+    Shape(batch(4_096), width(4_096), 1, 256, 8),
+    Shape(batch(8_192), width(512), 1, 2_048, 8),
+)
 
 
 def for_this_machine(most_multiplications: int) -> tuple[Shape, ...]:

@@ -27,7 +27,7 @@ RBM_INLINE void add_tile(const FewRows<T>& f, int64_t expert, const Pair* pairs,
     const Acc gate = f.gates[pairs[i].index];
     for (int c = 0; c < kColumns; ++c) {
       const Acc bias = f.bias == nullptr ? 0 : static_cast<Acc>(f.bias[column + c]);
-      sum[c] += gate * (products[i * kColumns + c] + bias);
+      sum[c] += gate * (products[c * kRows + i] + bias);
     }
   }
 }

@@ -13,6 +13,12 @@
 namespace rbm::cpu {
 namespace {
 
+// Rows and memory vectors with more features than this are multiplied in parts, which stay in the first cache (32 KiB):
+// eight memory vectors with four rows at a time, and the sums of all rows.
+constexpr int64_t kLongFeatures = 1024;
+constexpr int64_t kFeaturesAtOnce = 512;
+constexpr int kGroups = 2;
+
 template <typename Acc>
 RBM_INLINE Acc inverse_norm(Acc square) {
   return 1 / std::max(std::sqrt(square), static_cast<Acc>(kNormEps));
@@ -42,69 +48,116 @@ RBM_INLINE void from_order(
   std::memcpy(&number, &bits, sizeof(number));
 }
 
-// Finds the k largest `cosines`, [E, lanes], of the `rows` rows starting at row b, and their softmax. Ties go to the
-// lower expert. `order` is scratch as large as `cosines`.
+// Whether a comparison holds in some lane.
+template <int kBytes, typename Mask>
+RBM_INLINE bool any(const Mask& is_true) {
+#if defined(__x86_64__) && !defined(__clang__)
+  // GCC 12 would store the lanes and load them one by one.
+  bool found;
+  if constexpr (kBytes == 64) {
+    asm("vptestmd %1, %1, %%k1\n\tkortestw %%k1, %%k1" : "=@ccnz"(found) : "v"(is_true) : "k1");
+    return found;
+  } else if constexpr (kBytes == 32) {
+    asm("vptest %1, %1" : "=@ccnz"(found) : "x"(is_true));
+    return found;
+  }
+#endif
+  uint64_t words[kBytes / 8], all = 0;
+  std::memcpy(words, &is_true, sizeof(words));
+  for (const uint64_t word : words) all |= word;
+  return all != 0;
+}
+
+// The k largest keys of each lane and their experts, in descending order. Of equal keys, that of the lower expert is
+// first.
+template <int kBytes, typename Acc>
+struct Largest {
+  using L = Lanes<Acc, kBytes>;
+  using Mask = typename L::Mask;
+  using Int = std::conditional_t<sizeof(Acc) == 8, int64_t, int32_t>;
+  // [k, lanes] each, bit for bit
+  Acc* keys;
+  Acc* experts;
+  int64_t top_k;
+
+  static RBM_INLINE void load(Mask& mask, const Acc* source) { std::memcpy(&mask, source, sizeof(mask)); }
+  static RBM_INLINE void store(Acc* target, const Mask& mask) { std::memcpy(target, &mask, sizeof(mask)); }
+
+  RBM_INLINE void clear() {
+    for (int64_t j = 0; j < top_k; ++j) {
+      store(keys + j * L::kCount, Mask{} + std::numeric_limits<Int>::min());
+      store(experts + j * L::kCount, Mask{});
+    }
+  }
+
+  // Experts are offered in ascending order. If there are many, most of them are below the largest of all lanes.
+  RBM_INLINE void offer(Mask& key, int64_t expert) {
+    Mask kept_key;
+    load(kept_key, keys + (top_k - 1) * L::kCount);
+    if (!any<kBytes>(key > kept_key)) return;
+    Mask place = Mask{} + static_cast<Int>(expert), is_placed{}, kept_place;
+    for (int64_t j = 0; j < top_k; ++j) {
+      load(kept_key, keys + j * L::kCount);
+      load(kept_place, experts + j * L::kCount);
+      is_placed |= key > kept_key;  // what is displaced goes ahead of equal keys, whose experts are higher
+      store(keys + j * L::kCount, (is_placed & key) | (~is_placed & kept_key));
+      store(experts + j * L::kCount, (is_placed & place) | (~is_placed & kept_place));
+      key = (is_placed & kept_key) | (~is_placed & key);
+      place = (is_placed & kept_place) | (~is_placed & place);
+    }
+  }
+};
+
+// Finds the k largest cosines of the `rows` rows starting at row b, and their softmax. `products` [E, lanes] are the
+// rows' inner products with the memory vectors, and `inverse` [lanes] the rows' inverse norms.
 template <int kBytes, typename T>
 RBM_INLINE void choose(
-    const Routing<T>& r, int64_t b, int64_t rows, const Accumulation<T>* cosines, Accumulation<T>* order) {
+    const Routing<T>& r, int64_t b, int64_t rows, Accumulation<T>* products, const Accumulation<T>* inverse,
+    Largest<kBytes, Accumulation<T>> largest) {
   using Acc = Accumulation<T>;
   using L = Lanes<Acc, kBytes>;
   using Int = std::conditional_t<sizeof(Acc) == 8, int64_t, int32_t>;
-  constexpr Int kTaken = std::numeric_limits<Int>::min();
-  const auto load = [&](typename L::Mask& keys, int64_t e) { std::memcpy(&keys, order + e * L::kCount, sizeof(keys)); };
-  const auto store = [&](const typename L::Mask& keys, int64_t e) {
-    std::memcpy(order + e * L::kCount, &keys, sizeof(keys));
-  };
+  typename L::Vector of_rows;
+  L::load(of_rows, inverse);
+  largest.clear();
   for (int64_t e = 0; e < r.num_experts; ++e) {
     typename L::Vector cosine;
-    typename L::Mask keys;
-    L::load(cosine, cosines + e * L::kCount);
-    to_order<kBytes, Acc>(cosine, keys);
-    store(keys, e);
+    typename L::Mask key;
+    L::load(cosine, products + e * L::kCount);
+    cosine = cosine * of_rows * r.inverse_norms[e];
+    if (r.over_all) L::store(products + e * L::kCount, cosine);
+    to_order<kBytes, Acc>(cosine, key);
+    largest.offer(key, e);
   }
   Acc* const chosen = r.cosines + b * r.top_k;
   Acc* const gates = r.gates + b * r.top_k;
   int32_t* const experts = r.experts + b * r.top_k;
   typename L::Vector first{}, total{};
-  const typename L::Mask none{};
   for (int64_t j = 0; j < r.top_k; ++j) {
-    typename L::Mask best = none + kTaken, place = none;
-    for (int64_t e = 0; e < r.num_experts; ++e) {
-      typename L::Mask keys;
-      load(keys, e);
-      const typename L::Mask is_better = keys > best;
-      best = (is_better & keys) | (~is_better & best);
-      place = (is_better & static_cast<Int>(e)) | (~is_better & place);
-    }
-    for (int64_t e = 0; e < r.num_experts && j + 1 < r.top_k; ++e) {
-      typename L::Mask keys;
-      load(keys, e);
-      const typename L::Mask is_taken = place == static_cast<Int>(e);
-      keys = (is_taken & kTaken) | (~is_taken & keys);
-      store(keys, e);
-    }
+    typename L::Mask key;
+    largest.load(key, largest.keys + j * L::kCount);
     typename L::Vector cosine;
-    from_order<kBytes, Acc>(best, cosine);
+    from_order<kBytes, Acc>(key, cosine);
     if (j == 0) first = cosine;
     typename L::Vector gate = (cosine - first) / r.temperature;
     exponential<kBytes, Acc>(gate);
     total += gate;
     alignas(kBytes) Acc cosine_lanes[L::kCount], gate_lanes[L::kCount];
-    alignas(kBytes) Int place_lanes[L::kCount];
+    Int places[L::kCount];
     L::store(cosine_lanes, cosine);
     L::store(gate_lanes, gate);
-    std::memcpy(place_lanes, &place, sizeof(place));
+    std::memcpy(places, largest.experts + j * L::kCount, sizeof(places));
     for (int64_t i = 0; i < rows; ++i) {
       chosen[i * r.top_k + j] = cosine_lanes[i];
       gates[i * r.top_k + j] = gate_lanes[i];
-      experts[i * r.top_k + j] = static_cast<int32_t>(place_lanes[i]);
+      experts[i * r.top_k + j] = static_cast<int32_t>(places[i]);
     }
   }
   if (r.over_all) {
     total = typename L::Vector{};
     for (int64_t e = 0; e < r.num_experts; ++e) {
       typename L::Vector gate;
-      L::load(gate, cosines + e * L::kCount);
+      L::load(gate, products + e * L::kCount);
       gate = (gate - first) / r.temperature;
       exponential<kBytes, Acc>(gate);
       total += gate;
@@ -117,77 +170,108 @@ RBM_INLINE void choose(
   }
 }
 
-// Inner products of kRows rows with all memory vectors, `products` [E, kStride], and the inverse norms of the rows.
-// Returns whether the squares of the rows are safe; if not, the results are invalid.
-template <int kBytes, int kRows, int kStride, typename T, typename Row>
-RBM_INLINE bool products_of(
-    const Routing<T>& r, const Row* const* rows, Accumulation<T>* products, Accumulation<T>* inverse) {
-  using Acc = Accumulation<T>;
-  constexpr int kColumns = 4;
-  // 4 x 4 sums and their operands take 21 of the 32 registers of AVX-512; other processors have 16 registers.
-  constexpr int kTile = kBytes == 64 ? kRows : std::min(kRows, 2);
-  Acc sums[kRows * kColumns];
-  square_tile<kBytes, kRows>(rows, r.features, inverse);
-  bool safe = true;
-  for (int i = 0; i < kRows; ++i) {
-    safe = safe && square_is_safe(inverse[i]);
-    inverse[i] = inverse_norm(inverse[i]);
-  }
-  int64_t e = 0;
-  for (; e + kColumns <= r.num_experts; e += kColumns) {
-    const Acc* const memory = r.memory + e * r.features;
-    for (int i = 0; i < kRows; i += kTile) {
-      dot_tile<kBytes, kTile, kColumns>(rows + i, memory, r.features, r.features, sums + i * kColumns);
-    }
-    for (int i = 0; i < kRows; ++i) {
-      for (int c = 0; c < kColumns; ++c) products[(e + c) * kStride + i] = sums[i * kColumns + c];
-    }
-  }
-  for (; e < r.num_experts; ++e) {
-    dot_tile<kBytes, kRows, 1>(rows, r.memory + e * r.features, 0, r.features, sums);
-    for (int i = 0; i < kRows; ++i) products[e * kStride + i] = sums[i];
-  }
-  return safe;
+// products[e * kStride + i] = <rows[i], memory[expert + e]>
+template <int kBytes, int kRows, int kColumns, int kStride, typename T, typename Row>
+RBM_INLINE void multiply(const Routing<T>& r, const Row* const* rows, int64_t expert, Accumulation<T>* products) {
+  Accumulation<T> sums[kRows * kColumns];
+  dot_tile<kBytes, kRows, kColumns>(rows, r.memory + expert * r.features, r.features, r.features, sums);
+  for (int c = 0; c < kColumns; ++c) std::copy_n(sums + c * kRows, kRows, products + (expert + c) * kStride);
 }
 
-// The same for kRows rows starting at row b, which may include long ones.
-template <int kBytes, int kRows, int kStride, typename T>
-RBM_INLINE void all_products(const Routing<T>& r, int64_t b, Accumulation<T>* products, Accumulation<T>* inverse) {
-  const T* rows[kRows];
-  for (int i = 0; i < kRows; ++i) rows[i] = r.h + (b + i) * r.row_stride;
-  if (products_of<kBytes, kRows, kStride>(r, rows, products, inverse)) return;
-  for (int i = 0; i < kRows; ++i) {
-    if (products_of<kBytes, 1, kStride>(r, rows + i, products + i, inverse + i)) continue;
-    const auto copy = shrunk(rows[i], r.features);
-    const Accumulation<T>* const row = copy.get();
-    products_of<kBytes, 1, kStride>(r, &row, products + i, inverse + i);
+// The same for kStride rows and kGroups times as many memory vectors, in parts of the features.
+template <int kBytes, int kTile, int kColumns, int kStride, typename T, typename Row>
+RBM_INLINE void multiply_long(const Routing<T>& r, const Row* const* rows, int64_t expert, Accumulation<T>* products) {
+  using Acc = Accumulation<T>;
+  using L = Lanes<Acc, kBytes>;
+  constexpr int kTiles = kStride / kTile;
+  const Acc* const memory = r.memory + expert * r.features;
+  typename L::Vector totals[kTiles][kGroups][kTile * kColumns] = {};
+  for (int64_t begin = 0; begin < r.features; begin += kFeaturesAtOnce) {
+    const int64_t end = std::min(begin + kFeaturesAtOnce, r.features);
+    for (int i = 0; i < kTiles; ++i) {
+      for (int g = 0; g < kGroups; ++g) {
+        const Acc* const columns = memory + g * kColumns * r.features;
+        typename L::Vector own[kTile * kColumns];
+        std::copy_n(totals[i][g], kTile * kColumns, own);
+        add_tile<kBytes, kTile, kColumns>(rows + i * kTile, columns, r.features, begin, end, own);
+        std::copy_n(own, kTile * kColumns, totals[i][g]);
+      }
+    }
+  }
+  for (int i = 0; i < kTiles; ++i) {
+    for (int g = 0; g < kGroups; ++g) {
+      Acc sums[kTile * kColumns];
+      L::template sum_lanes<kTile * kColumns>(totals[i][g], sums);
+      for (int c = 0; c < kColumns; ++c) {
+        std::copy_n(sums + c * kTile, kTile, products + (expert + g * kColumns + c) * kStride + i * kTile);
+      }
+    }
+  }
+}
+
+// Inner products of `count` rows with all memory vectors, `products` [E, kStride]. All rows use a memory vector before
+// the next one is loaded: together, memory vectors may be larger than a core's cache.
+template <int kBytes, int kStride, typename T, typename Row>
+RBM_INLINE void products_of(const Routing<T>& r, const Row* const* rows, int64_t count, Accumulation<T>* products) {
+  constexpr int kColumns = 4;
+  // 4 x 4 sums and their operands take 21 of the 32 registers of AVX-512; other processors have 16 registers.
+  constexpr int kTile = kStride < 4 ? 1 : kBytes == 64 ? 4 : 2;
+  int64_t e = 0;
+  if (count == kStride && r.features > kLongFeatures) {
+    for (; e + kGroups * kColumns <= r.num_experts; e += kGroups * kColumns) {
+      multiply_long<kBytes, kTile, kColumns, kStride>(r, rows, e, products);
+    }
+  }
+  for (; e + kColumns <= r.num_experts; e += kColumns) {
+    int64_t i = 0;
+    for (; i + kTile <= count; i += kTile) multiply<kBytes, kTile, kColumns, kStride>(r, rows + i, e, products + i);
+    for (; i < count; ++i) multiply<kBytes, 1, kColumns, kStride>(r, rows + i, e, products + i);
+  }
+  for (; e < r.num_experts; ++e) {
+    int64_t i = 0;
+    for (; i + kTile <= count; i += kTile) multiply<kBytes, kTile, 1, kStride>(r, rows + i, e, products + i);
+    for (; i < count; ++i) multiply<kBytes, 1, 1, kStride>(r, rows + i, e, products + i);
+  }
+}
+
+// The same for the rows starting at row b, which may include long ones, and the inverse norms of these rows.
+template <int kBytes, int kStride, typename T>
+RBM_INLINE void all_products(
+    const Routing<T>& r, int64_t b, int64_t count, Accumulation<T>* products, Accumulation<T>* inverse) {
+  using Acc = Accumulation<T>;
+  const T* rows[kStride];
+  for (int64_t i = 0; i < count; ++i) rows[i] = r.h + (b + i) * r.row_stride;
+  int64_t i = 0;
+  if constexpr (kStride >= 4) {
+    for (; i + 4 <= count; i += 4) square_tile<kBytes, 4>(rows + i, r.features, inverse + i);
+  }
+  for (; i < count; ++i) square_tile<kBytes, 1>(rows + i, r.features, inverse + i);
+  products_of<kBytes, kStride>(r, rows, count, products);
+  for (i = 0; i < count; ++i) {
+    if (!square_is_safe(inverse[i])) {
+      const auto copy = shrunk(rows[i], r.features);
+      const Acc* const row = copy.get();
+      square_tile<kBytes, 1>(&row, r.features, inverse + i);
+      products_of<kBytes, kStride>(r, &row, 1, products + i);
+    }
+    inverse[i] = inverse_norm(inverse[i]);
   }
 }
 
 // Routes rows [begin, end). `work` has room for routing_scratch.
 template <int kBytes, typename T>
 RBM_INLINE void route_lanes(const Routing<T>& r, int64_t begin, int64_t end, Accumulation<T>* work) {
-  using L = Lanes<Accumulation<T>, kBytes>;
-  Accumulation<T>* const cosines = work;
-  Accumulation<T>* const order = cosines + r.num_experts * L::kCount;
-  Accumulation<T>* const inverse = order + r.num_experts * L::kCount;
+  using Acc = Accumulation<T>;
+  using L = Lanes<Acc, kBytes>;
+  Acc* const products = work;
+  Acc* const inverse = products + r.num_experts * L::kCount;
+  Acc* const keys = inverse + L::kCount;
+  const Largest<kBytes, Acc> largest{keys, keys + r.top_k * L::kCount, r.top_k};
   for (int64_t b = begin; b < end; b += L::kCount) {
     const int64_t rows = std::min<int64_t>(L::kCount, end - b);
-    if (rows < L::kCount) std::fill_n(work, (2 * r.num_experts + 1) * L::kCount, Accumulation<T>(0));
-    int64_t i = 0;
-    if constexpr (L::kCount >= 4) {
-      for (; i + 4 <= rows; i += 4) all_products<kBytes, 4, L::kCount>(r, b + i, cosines + i, inverse + i);
-    }
-    for (; i < rows; ++i) all_products<kBytes, 1, L::kCount>(r, b + i, cosines + i, inverse + i);
-    typename L::Vector of_rows;
-    L::load(of_rows, inverse);
-    for (int64_t e = 0; e < r.num_experts; ++e) {
-      typename L::Vector cosine;
-      L::load(cosine, cosines + e * L::kCount);
-      cosine = cosine * of_rows * r.inverse_norms[e];
-      L::store(cosines + e * L::kCount, cosine);
-    }
-    choose<kBytes>(r, b, rows, cosines, order);
+    if (rows < L::kCount) std::fill_n(work, (r.num_experts + 1) * L::kCount, Acc(0));
+    all_products<kBytes, L::kCount>(r, b, rows, products, inverse);
+    choose<kBytes>(r, b, rows, products, inverse, largest);
   }
 }
 RBM_DISPATCH(route)

@@ -19,6 +19,7 @@ SHAPES = {
     "one expert": (6, 4, 1, 1),
     "one feature": (10, 1, 3, 2),
     "many experts": (20, 12, 64, 8),
+    "many features": (21, 1500, 21, 2),
 }
 
 
@@ -63,6 +64,30 @@ def test_ties_go_to_the_lower_expert():
     memory = torch.ones(6, 4)
     _, experts, _ = cosine_topk(torch.randn(50, 4), memory, 3)
     assert torch.equal(experts, torch.tensor([0, 1, 2], dtype=torch.int32).expand(50, 3))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("k", [1, 9, 40])
+def test_many_ties_go_to_the_lower_experts(k):
+    distinct = torch.eye(3)
+    names = torch.randint(3, (40,))
+    h = torch.tensor([[3.0, 2.0, 1.0], [1.0, 3.0, 2.0], [-1.0, -3.0, -2.0], [0.0, -0.0, 0.0]]).repeat(6, 1)
+    _, experts, _ = cosine_topk(h, distinct[names], k)
+    order = torch.argsort(h[:, names], dim=1, descending=True, stable=True)
+    assert torch.equal(experts, order[:, :k].int())
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("features", [33, 1024, 1500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_cosines_in_every_batch(features, dtype):
+    h, memory = torch.randn(37, features).to(dtype), torch.randn(21, features)
+    h[18] = 1e30  # its square overflows, and so it is multiplied by itself
+    whole = cosine_topk(h, memory, 21)
+    for rows in (1, 5, 16):
+        parts = [cosine_topk(part, memory, 21) for part in h.split(rows)]
+        for got, expected in zip(map(torch.cat, zip(*parts, strict=True)), whole, strict=True):
+            assert torch.equal(got, expected)
 
 
 def test_zero_row_and_zero_memory_have_cosine_zero():
