@@ -218,7 +218,7 @@ RBM_INLINE void sum_expert_amx_lanes(
             }
           }
         };
-        left->multiply(tiles, valid, panels + d * kAmxPieceSteps, width, steps, width, add);
+        left->multiply(tiles, valid, panels + d * kAmxPieceSteps, width, steps, width, false, add);
       }
     }
   }

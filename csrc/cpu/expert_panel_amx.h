@@ -79,7 +79,7 @@ RBM_INLINE void multiply_panel_amx_lanes(
           const auto add = [&]<int kColumns>(int64_t offset, const float* numbers) __attribute__((always_inline)) {
             add_block<kBytes, kColumns>(p, pairs, valid, first_row, column + offset, numbers, sums);
           };
-          left->multiply(tiles, valid, panel, width, steps, width, add);
+          left->multiply(tiles, valid, panel, width, steps, width, false, add);
         }
       }
     }

@@ -19,6 +19,7 @@ SHAPES = routed_problems.SHAPES | {
     "several blocks of the features": (30, 2100, 20, 3, 2),
     "every width of the last panel": (25, 9, 64 + 49, 4, 2),
     "all experts": (9, 4, 3, 3, 3),
+    "weights that exceed a cache": (70, 1100, 1000, 2, 1),
 }
 
 
@@ -78,7 +79,7 @@ def test_one_row_wakes_no_second_thread(threads):
     assert woken == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize(("features", "outputs"), [(700, 40), (701, 40), (33, 200)])
+@pytest.mark.parametrize(("features", "outputs"), [(700, 40), (701, 40), (33, 200), (600, 530)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_every_batch(dtype, features, outputs):
     x, memory, weight, bias, k = problem((50, features, outputs, 4, 2), dtype)
