@@ -19,7 +19,7 @@ SHAPES = routed_problems.SHAPES | {
     "several blocks of the features": (30, 2100, 20, 3, 2),
     "every width of the last panel": (25, 9, 64 + 49, 4, 2),
     "all experts": (9, 4, 3, 3, 3),
-    "weights that exceed a cache": (70, 1100, 1000, 2, 1),
+    "weights that exceed a cache": (70, 600, 1400, 2, 1),
 }
 
 
