@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.device import HERE
-from benchmarks.measure.shapes import CORA, DEVICE, PRECISIONS, Problem, Shape, Workload, batch, width
+from benchmarks.measure.shapes import CORA, DEVICE, LARGE, PRECISIONS, Problem, Shape, Workload
 from benchmarks.peers import ffn_peers
 from benchmarks.peers.cpu_servers import prepared
 from benchmarks.peers.ffn import cost_forward
@@ -22,8 +22,6 @@ from rbm_kernels import cosine_topk
 pytestmark = pytest.mark.skipif(HERE.is_gpu, reason="test_ffn.py measures the products on a GPU")
 
 ROWS = (1, 8, 64, CORA)
-# As in Qwen3-30B-A3B, with half of its experts. Their weights are larger than a processor's caches.
-LARGE = [Shape(batch(rows), width(2_048), width(768), 64, 8) for rows in (1, 16, 256, 1_024)]
 WORKLOADS = [Workload(shape, precision) for precision in PRECISIONS for shape in (*map(Shape, ROWS), *LARGE)]
 
 

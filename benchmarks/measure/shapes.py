@@ -65,6 +65,8 @@ SHAPES = (
     Shape(PHYSICS, width(8_415)),
     Shape(PRODUCTS),
 )
+# As in Qwen3-30B-A3B, with half of its experts. Their weights are larger than a processor's caches.
+LARGE = tuple(Shape(batch(rows), width(2_048), width(768), 64, 8) for rows in (1, 16, 256, 1_024))
 # Routers only, as large as those of language models with many small experts. A router has no outputs.
 ROUTERS = (
     Shape(batch(4_096), width(4_096), 1, 256, 8),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure.shapes import COAUTHOR_CS, CORA, REFERENCE, Shape
+from benchmarks.measure.shapes import COAUTHOR_CS, CORA, LARGE, REFERENCE, ROUTERS, Shape
 from benchmarks.report import accuracies, headline, publications, widths
 from benchmarks.report.accuracies import JOINT, SHORTLIST, SIGN, experiment, gains, held_out
 from benchmarks.report.headline import OF_EXPERTS, ONE_NODE, PEERS
@@ -35,6 +35,7 @@ PAGES = (
     *(ROOT / "docs" / f"{name}.md" for name in _DOCS),
 )
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BOTH = ("forward", "forward + backward")
 NOT_MEASURED = (
     "Nothing has been measured on a GPU yet: `bash benchmarks/gpu.sh OUT_DIR` measures it, and `OUT_DIR/results.csv`,\n"
     "copied to `benchmarks/results/gpu.csv`, fills the cells by `python -m benchmarks.report.tables`.\n"
@@ -128,24 +129,32 @@ def cpu_ffn() -> str:
         "grouped_mm": "`grouped_mm`",
         "eager": "eager",
     }
-    times = [
-        [metric, *cpu.cells([*peers], "ffn", shape, metric, dtype="float32")]
-        for metric in ("forward", "forward + backward")
-    ]
+    times = [[metric, *cpu.cells([*peers], "ffn", shape, metric, dtype="float32")] for metric in BOTH]
     saved = [cpu.of("ffn", shape, name, "saved bytes", "float32") for name in ("rbm", *peers)]
     table = [*times, ["saved for backward", *("" if size is None else f"{size / 1e6:.0f} MB" for size in saved)]]
     return markdown(["", "`RbMFeedForward`", *peers.values()], table)
 
 
-def cpu_feed_forward(path: Path) -> str:
+def cpu_feed_forward(path: Path, shapes: Sequence[Shape] = tuple(map(Shape, (1, 8, 64, CORA)))) -> str:
     """The feed-forward layer at inference, and its peers."""
     cpu, peers, table = Figures(path), ("eager", "sorted", "grouped_mm", *SERVERS), []
     for dtype in ("float32", "bfloat16"):
-        for rows in (1, 8, 64, CORA):
-            cells = cpu.cells(peers, "feed_forward", Shape(rows), "forward", dtype=dtype)
+        for shape in shapes:
+            cells = cpu.cells(peers, "feed_forward", shape, "forward", dtype=dtype)
             if cells[0]:
-                table.append([dtype, f"{rows:,}", *cells])
+                table.append([dtype, f"{shape.rows:,}", *cells])
     return markdown(["", "rows", "`RbMFeedForward`", *peers[:3], "vLLM", "SGLang"], table, 2)
+
+
+def cpu_routing() -> str:
+    """Routing, and how many times as long PyTorch takes."""
+    cpu, table = Figures(AMX), []
+    for shape in (Shape(COAUTHOR_CS), Shape(CORA, experts=64, top_k=8), *ROUTERS):
+        sizes = (f"{size:,}" for size in (shape.rows, shape.features, shape.experts, shape.top_k))
+        cells = [cpu.cells(("topk",), "cosine_topk", shape, passes, dtype="float32") for passes in BOTH]
+        table.append([*sizes, *(cell for pair in cells for cell in pair)])
+    header = ["rows", "features", "experts", "k", "forward", "PyTorch", "forward + backward", "PyTorch"]
+    return markdown(header, table, 0)
 
 
 def epoch() -> str:
@@ -176,7 +185,7 @@ def experts_of(path: Path, peers: Sequence[str]) -> str:
     workloads = dict.fromkeys(
         (key.shape, key.dtype, key.routing) for key in figures.medians if key.operator == "expert_matmul"
     )
-    for metric in ("forward", "forward + backward"):
+    for metric in BOTH:
         for shape, dtype, routing in workloads:
             cells = figures.cells(peers, "expert_matmul", shape, metric, dtype=dtype, routing=routing)
             if cells[0]:
@@ -233,7 +242,7 @@ def gpu_libraries(path: Path | None = None) -> str:
     figures, table = Figures(path or GPU), []
     names = {"expert_matmul": "experts", "ffn": "two products, SwiGLU"}
     for operator, about in names.items():
-        for metric in ("forward", "forward + backward"):
+        for metric in BOTH:
             cells = figures.cells(LIBRARY_PEERS, operator, REFERENCE, metric, dtype="bfloat16")
             table.append([f"{about}: {metric}", *cells])
     return markdown([f"{REFERENCE}, bfloat16", "`rbm`", *LIBRARY_PEERS], table)
@@ -278,6 +287,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-ffn": cpu_ffn,
     "cpu-feed-forward": partial(cpu_feed_forward, RESULTS / "cpu_feed_forward.csv"),
     "cpu-feed-forward-amx": partial(cpu_feed_forward, AMX),
+    "cpu-feed-forward-large": partial(cpu_feed_forward, AMX, LARGE),
+    "cpu-routing": cpu_routing,
     "epoch": epoch,
     "epoch-shares": epoch_shares,
     "cpu-experts": partial(experts_of, AMX, MATMUL_PEERS),
