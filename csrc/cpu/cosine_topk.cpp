@@ -1,5 +1,4 @@
-// cosine_topk on the CPU. Every row is read once; blocks of four rows are multiplied with blocks of four memory
-// vectors.
+// cosine_topk on the CPU. The forward pass is that of routing.h.
 #include "../cosine_topk.h"
 
 #include <algorithm>

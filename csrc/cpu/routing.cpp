@@ -75,7 +75,7 @@ struct Largest {
   using L = Lanes<Acc, kBytes>;
   using Mask = typename L::Mask;
   using Int = std::conditional_t<sizeof(Acc) == 8, int64_t, int32_t>;
-  // [k, lanes] each, bit for bit
+  // [k, lanes] each. They hold integers, in memory for numbers.
   Acc* keys;
   Acc* experts;
   int64_t top_k;
@@ -170,7 +170,7 @@ RBM_INLINE void choose(
   }
 }
 
-// products[e * kStride + i] = <rows[i], memory[expert + e]>
+// products[(expert + c) * kStride + i] = <rows[i], memory[expert + c]>
 template <int kBytes, int kRows, int kColumns, int kStride, typename T, typename Row>
 RBM_INLINE void multiply(const Routing<T>& r, const Row* const* rows, int64_t expert, Accumulation<T>* products) {
   Accumulation<T> sums[kRows * kColumns];
