@@ -100,10 +100,10 @@ struct Largest {
       load(kept_key, keys + j * L::kCount);
       load(kept_place, experts + j * L::kCount);
       is_placed |= key > kept_key;  // what is displaced goes ahead of equal keys, whose experts are higher
-      store(keys + j * L::kCount, (is_placed & key) | (~is_placed & kept_key));
-      store(experts + j * L::kCount, (is_placed & place) | (~is_placed & kept_place));
-      key = (is_placed & kept_key) | (~is_placed & key);
-      place = (is_placed & kept_place) | (~is_placed & place);
+      store(keys + j * L::kCount, is_placed ? key : kept_key);
+      store(experts + j * L::kCount, is_placed ? place : kept_place);
+      key = is_placed ? kept_key : key;
+      place = is_placed ? kept_place : place;
     }
   }
 };
@@ -170,28 +170,43 @@ RBM_INLINE void choose(
   }
 }
 
-// products[(expert + c) * kStride + i] = <rows[i], memory[expert + c]>
-template <int kBytes, int kRows, int kColumns, int kStride, typename T, typename Row>
-RBM_INLINE void multiply(const Routing<T>& r, const Row* const* rows, int64_t expert, Accumulation<T>* products) {
-  Accumulation<T> sums[kRows * kColumns];
-  dot_tile<kBytes, kRows, kColumns>(rows, r.memory + expert * r.features, r.features, r.features, sums);
+// products[(expert + c) * kStride + i] = the sum of the lanes of totals[c * kRows + i]
+template <int kBytes, int kRows, int kColumns, int kStride, typename Acc, typename Vector>
+RBM_INLINE void store_products(Vector (&totals)[kRows * kColumns], int64_t expert, Acc* products) {
+  Acc sums[kRows * kColumns];
+  Lanes<Acc, kBytes>::template sum_lanes<kRows * kColumns>(totals, sums);
   for (int c = 0; c < kColumns; ++c) std::copy_n(sums + c * kRows, kRows, products + (expert + c) * kStride);
+}
+
+// products[(expert + c) * kStride + i] = <rows[i], memory[expert + c]>, for `count` rows, kTile at a time.
+template <int kBytes, int kTile, int kColumns, int kStride, typename T, typename Row>
+RBM_INLINE void multiply(
+    const Routing<T>& r, const Row* const* rows, int64_t count, int64_t expert, Accumulation<T>* products) {
+  using Acc = Accumulation<T>;
+  const auto tile = [&]<int kRows>(int64_t i) __attribute__((always_inline)) {
+    typename Lanes<Acc, kBytes>::Vector totals[kRows * kColumns] = {};
+    const Acc* const memory = r.memory + expert * r.features;
+    add_tile<kBytes, kRows, kColumns>(rows + i, memory, r.features, 0, r.features, totals);
+    store_products<kBytes, kRows, kColumns, kStride>(totals, expert, products + i);
+  };
+  int64_t i = 0;
+  for (; i + kTile <= count; i += kTile) tile.template operator()<kTile>(i);
+  for (; i < count; ++i) tile.template operator()<1>(i);
 }
 
 // The same for kStride rows and kGroups times as many memory vectors, in parts of the features.
 template <int kBytes, int kTile, int kColumns, int kStride, typename T, typename Row>
 RBM_INLINE void multiply_long(const Routing<T>& r, const Row* const* rows, int64_t expert, Accumulation<T>* products) {
   using Acc = Accumulation<T>;
-  using L = Lanes<Acc, kBytes>;
   constexpr int kTiles = kStride / kTile;
   const Acc* const memory = r.memory + expert * r.features;
-  typename L::Vector totals[kTiles][kGroups][kTile * kColumns] = {};
+  typename Lanes<Acc, kBytes>::Vector totals[kTiles][kGroups][kTile * kColumns] = {};
   for (int64_t begin = 0; begin < r.features; begin += kFeaturesAtOnce) {
     const int64_t end = std::min(begin + kFeaturesAtOnce, r.features);
     for (int i = 0; i < kTiles; ++i) {
       for (int g = 0; g < kGroups; ++g) {
         const Acc* const columns = memory + g * kColumns * r.features;
-        typename L::Vector own[kTile * kColumns];
+        typename Lanes<Acc, kBytes>::Vector own[kTile * kColumns];  // in registers
         std::copy_n(totals[i][g], kTile * kColumns, own);
         add_tile<kBytes, kTile, kColumns>(rows + i * kTile, columns, r.features, begin, end, own);
         std::copy_n(own, kTile * kColumns, totals[i][g]);
@@ -200,11 +215,7 @@ RBM_INLINE void multiply_long(const Routing<T>& r, const Row* const* rows, int64
   }
   for (int i = 0; i < kTiles; ++i) {
     for (int g = 0; g < kGroups; ++g) {
-      Acc sums[kTile * kColumns];
-      L::template sum_lanes<kTile * kColumns>(totals[i][g], sums);
-      for (int c = 0; c < kColumns; ++c) {
-        std::copy_n(sums + c * kTile, kTile, products + (expert + g * kColumns + c) * kStride + i * kTile);
-      }
+      store_products<kBytes, kTile, kColumns, kStride>(totals[i][g], expert + g * kColumns, products + i * kTile);
     }
   }
 }
@@ -223,31 +234,37 @@ RBM_INLINE void products_of(const Routing<T>& r, const Row* const* rows, int64_t
     }
   }
   for (; e + kColumns <= r.num_experts; e += kColumns) {
-    int64_t i = 0;
-    for (; i + kTile <= count; i += kTile) multiply<kBytes, kTile, kColumns, kStride>(r, rows + i, e, products + i);
-    for (; i < count; ++i) multiply<kBytes, 1, kColumns, kStride>(r, rows + i, e, products + i);
+    multiply<kBytes, kTile, kColumns, kStride>(r, rows, count, e, products);
   }
-  for (; e < r.num_experts; ++e) {
-    int64_t i = 0;
-    for (; i + kTile <= count; i += kTile) multiply<kBytes, kTile, 1, kStride>(r, rows + i, e, products + i);
-    for (; i < count; ++i) multiply<kBytes, 1, 1, kStride>(r, rows + i, e, products + i);
+  for (; e < r.num_experts; ++e) multiply<kBytes, kTile, 1, kStride>(r, rows, count, e, products);
+}
+
+// squares[i] = the squared length of the row at first + i * stride
+template <int kBytes, typename Row, typename Acc>
+RBM_INLINE void squares_of(const Row* first, int64_t stride, int64_t count, int64_t features, Acc* squares) {
+  constexpr int64_t kRows = 4;
+  const Row* rows[kRows];
+  int64_t i = 0;
+  for (; i + kRows <= count; i += kRows) {
+    for (int64_t r = 0; r < kRows; ++r) rows[r] = first + (i + r) * stride;
+    square_tile<kBytes, kRows>(rows, features, squares + i);
+  }
+  for (; i < count; ++i) {
+    rows[0] = first + i * stride;
+    square_tile<kBytes, 1>(rows, features, squares + i);
   }
 }
 
-// The same for the rows starting at row b, which may include long ones, and the inverse norms of these rows.
+// Inner products of the rows starting at row b, which may include long ones, and the inverse norms of these rows.
 template <int kBytes, int kStride, typename T>
 RBM_INLINE void all_products(
     const Routing<T>& r, int64_t b, int64_t count, Accumulation<T>* products, Accumulation<T>* inverse) {
   using Acc = Accumulation<T>;
   const T* rows[kStride];
   for (int64_t i = 0; i < count; ++i) rows[i] = r.h + (b + i) * r.row_stride;
-  int64_t i = 0;
-  if constexpr (kStride >= 4) {
-    for (; i + 4 <= count; i += 4) square_tile<kBytes, 4>(rows + i, r.features, inverse + i);
-  }
-  for (; i < count; ++i) square_tile<kBytes, 1>(rows + i, r.features, inverse + i);
+  squares_of<kBytes>(rows[0], r.row_stride, count, r.features, inverse);
   products_of<kBytes, kStride>(r, rows, count, products);
-  for (i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     if (!square_is_safe(inverse[i])) {
       const auto copy = shrunk(rows[i], r.features);
       const Acc* const row = copy.get();
@@ -279,18 +296,8 @@ RBM_DISPATCH(route)
 // inverse_norms[e] = 1 / |memory[e]|.
 template <int kBytes, typename Acc>
 RBM_INLINE void invert_norms_lanes(const Acc* memory, int64_t num_experts, int64_t features, Acc* inverse_norms) {
-  constexpr int64_t kRows = 4;
-  const Acc* rows[kRows];
-  int64_t e = 0;
-  for (; e + kRows <= num_experts; e += kRows) {
-    for (int i = 0; i < kRows; ++i) rows[i] = memory + (e + i) * features;
-    square_tile<kBytes, kRows>(rows, features, inverse_norms + e);
-  }
-  for (; e < num_experts; ++e) {
-    rows[0] = memory + e * features;
-    square_tile<kBytes, 1>(rows, features, inverse_norms + e);
-  }
-  for (e = 0; e < num_experts; ++e) inverse_norms[e] = inverse_norm(inverse_norms[e]);
+  squares_of<kBytes>(memory, features, num_experts, features, inverse_norms);
+  for (int64_t e = 0; e < num_experts; ++e) inverse_norms[e] = inverse_norm(inverse_norms[e]);
 }
 RBM_DISPATCH(invert_norms)
 
