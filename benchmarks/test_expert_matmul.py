@@ -4,17 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.measure.shapes import Problem, Workload, workloads
+from benchmarks.measure.device import HERE
+from benchmarks.measure.shapes import LARGE, PRECISIONS, Problem, Workload, workloads
 from benchmarks.peers import by_topk, peers
 from rbm_kernels import cosine_topk, expert_matmul
 from rbm_kernels.ops.cosine_topk import cost as cosine_topk_cost
 from rbm_kernels.ops.cosine_topk import reference as routing
 from rbm_kernels.ops.expert_matmul import cost, reference
 
+# Experts as large as a language model's on a CPU only, because a lease of a GPU is short.
+WORKLOADS = workloads() + [Workload(shape, p) for shape in LARGE for p in PRECISIONS if not HERE.is_gpu]
 COMPARED = 4096  # result rows that are compared with float64; the weights' gradient is computed from all rows
 
 
-@pytest.mark.parametrize("workload", workloads(), ids=str)
+@pytest.mark.parametrize("workload", WORKLOADS, ids=str)
 def test_expert_matmul(suite, workload: Workload):
     run = suite("expert_matmul", workload)
     shape = workload.shape

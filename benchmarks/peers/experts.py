@@ -2,6 +2,9 @@
 
 A peer has the signature of ``expert_matmul``: ``x [B, D]``, ``weight [E, N, D]``, ``bias [E, N]``, ``gates [B, k]``
 (float32) and ``experts [B, k]`` (int32) to ``y [B, N]`` in x's dtype, differentiable.
+
+Loops over experts unbind the weights first. The gradient of ``weight[expert]`` has the size of all weights, so E of
+them take seconds of a training step with large experts.
 """
 
 import torch
@@ -18,18 +21,18 @@ def eager(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tenso
     """Every expert sees every row; gates are zero if a row does not use an expert."""
     gate = gate_of_expert(gates.to(x.dtype), experts, weight.shape[0])
     y = gate @ bias
-    for expert in range(weight.shape[0]):
-        y = y + gate[:, expert, None] * (x @ weight[expert].T)
+    for expert, matrix in enumerate(weight.unbind()):
+        y = y + gate[:, expert, None] * (x @ matrix.T)
     return y
 
 
 def split_by_expert(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
     """The method of the released code: find each expert's rows, run its linear layer on them, gate, ``index_add``."""
     y = x.new_zeros(x.shape[0], weight.shape[1])
-    for expert in range(weight.shape[0]):
+    for expert, parameters in enumerate(zip(weight.unbind(), bias.unbind(), strict=True)):
         rows, choice = torch.nonzero(experts == expert, as_tuple=True)
         if len(rows):
-            out = F.linear(x[rows], weight[expert], bias[expert])
+            out = F.linear(x[rows], *parameters)
             y = y.index_add(0, rows, out * gates[rows, choice, None].to(x.dtype))
     return y
 
@@ -44,10 +47,10 @@ def sorted_addmm(x: Tensor, weight: Tensor, bias: Tensor, gates: Tensor, experts
     rows, gate = pairs // experts.shape[1], gates.flatten()[pairs]
     y = x.new_zeros(x.shape[0], weight.shape[1])
     begin = 0
-    for expert, end in enumerate(ends.tolist()):
+    for end, matrix, offset in zip(ends.tolist(), weight.unbind(), bias.unbind(), strict=True):
         if end > begin:
             mine = slice(begin, end)
-            out = torch.addmm(bias[expert], x[rows[mine]], weight[expert].T)
+            out = torch.addmm(offset, x[rows[mine]], matrix.T)
             y = y.index_add_(0, rows[mine], out * gate[mine, None].to(x.dtype))
             begin = end
     return y

@@ -32,11 +32,11 @@ class SplitRbMLayer(_SparseRbMLayer):
 
     def _combine(self, h: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
         y = h.new_zeros(h.shape[0], self.out_features)
-        for expert in range(self.num_experts):
+        parameters = zip(self.attention.unbind(), self.weight.unbind(), self.bias.unbind(), strict=True)
+        for expert, (attention, weight, bias) in enumerate(parameters):
             rows, choice = torch.nonzero(experts == expert, as_tuple=True)
             if len(rows):
-                scaled = h[rows] * self.attention[expert].exp()
-                out = F.linear(scaled, self.weight[expert], self.bias[expert])
+                out = F.linear(h[rows] * attention.exp(), weight, bias)
                 y = y.index_add(0, rows, out * gates[rows, choice, None].to(h.dtype))
         return self.log_scale.exp() * y
 

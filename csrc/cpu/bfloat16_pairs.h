@@ -53,18 +53,26 @@ RBM_INLINE uint16_t bfloat16_bits(float number) {
   return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
 }
 
-// The same for a vector. Compilers unroll a loop over its lanes before they could vectorise it.
+// The same for a vector, in its lower halves. Compilers unroll a loop over its lanes before they could vectorise it.
+template <int kBytes>
+using Words __attribute__((vector_size(kBytes))) = uint32_t;
+
+template <int kBytes>
+RBM_INLINE Words<kBytes> rounded_bits(const typename Lanes<float, kBytes>::Vector& numbers) {
+  Words<kBytes> bits;
+  std::memcpy(&bits, &numbers, sizeof(bits));
+  const auto is_nan = reinterpret_cast<Words<kBytes>>((bits & 0x7fffffff) > 0x7f800000);
+  const Words<kBytes> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return (is_nan & 0x7fc0) | (~is_nan & rounded);
+}
+
 template <int kBytes>
 RBM_INLINE void store_rounded(BFloat16* target, const typename Lanes<float, kBytes>::Vector& numbers) {
-  typedef uint32_t Words __attribute__((vector_size(kBytes)));
-  Words bits;
-  std::memcpy(&bits, &numbers, sizeof(bits));
-  const Words is_nan = reinterpret_cast<Words>((bits & 0x7fffffff) > 0x7f800000);
-  const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, chosen = (is_nan & 0x7fc0) | (~is_nan & rounded);
+  const Words<kBytes> bits = rounded_bits<kBytes>(numbers);
   constexpr int kCount = Lanes<float, kBytes>::kCount;
   uint32_t words[kCount];
   uint16_t halves[kCount];
-  std::memcpy(words, &chosen, sizeof(words));
+  std::memcpy(words, &bits, sizeof(words));
   for (int lane = 0; lane < kCount; ++lane) halves[lane] = static_cast<uint16_t>(words[lane]);
   std::memcpy(target, halves, sizeof(halves));
 }
@@ -134,6 +142,12 @@ RBM_INLINE void pack_pairs_lanes(
   for (int64_t k = 0; k < steps; ++k) std::fill_n(target + k * width + filled, width - filled, BFloat16Pair{});
 }
 RBM_DISPATCH(pack_pairs)
+
+// As the functions for other numbers.
+inline void pack_into_room(const Unpacked<BFloat16>& m, BFloat16Pair* packed) {
+  const int64_t panels = PackedSizes::of<float>().panels(m.columns);
+  for (int64_t panel = 0; panel < panels; ++panel) pack_pairs(m, 0, panel, Bias<BFloat16>{}, packed);
+}
 
 // As pack_into for other numbers: all panels of all matrices.
 inline void pack_into(const Unpacked<BFloat16>& m, const Bias<BFloat16>& bias, BFloat16Pair* packed) {

@@ -13,48 +13,104 @@
 namespace rbm::cpu {
 namespace {
 
-// Rows of a panel: their results stay in cache, and every expert gets about kRowsOfExpert of them per read of its
+// Rows of a task: their results stay in cache, and every expert gets about kRowsOfExpert of them per read of its
 // weights.
-constexpr int64_t kFewestPanelRows = 256;
+constexpr int64_t kFewestRows = 256;
 constexpr int64_t kRowsOfExpert = 256;
 
-// Panels of equal height, the same number for every thread.
-int64_t count_panel_rows(int64_t rows, int64_t num_experts, int64_t top_k) {
-  const int64_t most = std::max(kFewestPanelRows, kRowsOfExpert * num_experts / std::max<int64_t>(1, top_k));
-  const int64_t threads = torch::stable::get_num_threads();
-  const int64_t rounds = ceil_div(rows, most * threads);
-  return ceil_div(rows, rounds * threads);
+// All matrices are packed before, once for all threads, if experts have more pairs than this on average, and if the
+// operands are no more than that (16 MiB). Otherwise threads pack what they multiply next, while it is in their caches.
+constexpr int64_t kPairsOfPacking = 1024;
+constexpr int64_t kPackedBefore = 1 << 22;
+
+// Rows and panels of columns of each task.
+struct TaskSize {
+  int64_t rows, panels;
+
+  // Tasks of equal size, the same number for every thread. Threads divide the columns if they pack weights themselves,
+  // so that no matrix is packed twice.
+  static TaskSize of(int64_t rows, int64_t panels, int64_t num_experts, int64_t top_k, bool is_packed) {
+    const int64_t threads = torch::stable::get_num_threads();
+    const auto divides = [&](int64_t parts) {
+      return threads % parts == 0 && (panels % parts == 0 || panels / parts >= 8);
+    };
+    int64_t parts = is_packed ? 1 : std::min(threads, panels);
+    while (!divides(parts)) --parts;
+    const int64_t most = std::max(kFewestRows, kRowsOfExpert * num_experts / std::max<int64_t>(1, top_k));
+    const int64_t threads_of_rows = threads / parts, rounds = ceil_div(rows, most * threads_of_rows);
+    return {ceil_div(rows, rounds * threads_of_rows), ceil_div(panels, parts)};
+  }
+};
+
+// out [size] = the sum of sums [parts, size] over the parts, in their order.
+template <typename Acc>
+void add_parts(const Acc* sums, int64_t parts, int64_t size, Acc* out) {
+  parallel_for(0, size, kGrainMultiplications, [&](int64_t begin, int64_t end) {
+    std::copy_n(sums + begin, end - begin, out + begin);
+    for (int64_t part = 1; part < parts; ++part) {
+      for (int64_t i = begin; i < end; ++i) out[i] += sums[part * size + i];
+    }
+  });
 }
 
 template <typename T, typename Operand>
 void multiply(const Product<T, Operand>& p) {
   using Acc = Accumulation<T>;
+  constexpr bool kConverts = !std::is_same_v<T, Acc>;
   if (p.count == 0) return;
-  const int64_t panel_rows = count_panel_rows(p.count, p.num_experts, p.top_k);
-  parallel_for(0, ceil_div(p.count, panel_rows), 1, [&](int64_t begin, int64_t end) {
-    constexpr bool kConverts = !std::is_same_v<T, Acc>;
-    PairsByExpert pairs(panel_rows, p.top_k, p.num_experts);
-    const auto sums = scratch<Acc>(kConverts ? panel_rows * p.to : 0);
-    const auto each_panel = [&](const auto& multiply_rows) {
-      for (int64_t panel = begin; panel < end; ++panel) {
-        const int64_t first = panel * panel_rows, last = std::min(first + panel_rows, p.count);
-        pairs.list(p.experts, first, last);
-        Acc* panel_sums = sums.get();
-        if constexpr (!kConverts) panel_sums = p.out + first * p.to;
-        std::fill_n(panel_sums, (last - first) * p.to, Acc(0));
-        if (p.with_gates) std::fill_n(p.grad_gates + first * p.top_k, (last - first) * p.top_k, Acc(0));
-        multiply_rows(first, panel_sums);
-        if constexpr (kConverts) round_all(panel_sums, (last - first) * p.to, p.out + first * p.to);
+  const PackedSizes sizes = PackedSizes::of<Acc>();
+  const int64_t panels = std::max<int64_t>(1, sizes.panels(p.to));
+  const TaskSize size = TaskSize::of(p.count, panels, p.num_experts, p.top_k, p.packed != nullptr);
+  const int64_t groups = ceil_div(p.count, size.rows), parts = ceil_div(panels, size.panels);
+  const int64_t width = std::min(size.panels * sizes.width, p.to);
+  // Threads that divide the columns sum products for the gates of the same rows.
+  const bool has_parts = p.with_gates && parts > 1;
+  const int64_t all_gates = p.count * p.top_k;
+  const auto sums_of_parts = scratch<Acc>(has_parts ? parts * all_gates : 0);
+  Acc* const gate_sums = has_parts ? sums_of_parts.get() : p.grad_gates;
+  parallel_for(0, groups * parts, 1, [&](int64_t begin, int64_t end) {
+    PairsByExpert pairs(size.rows, p.top_k, p.num_experts);
+    const auto sums = scratch<Acc>(kConverts ? size.rows * width : 0);
+    const auto room = scratch<Operand>(p.packed == nullptr ? kPackedTogether : 0);
+    const auto each_task = [&](const auto& multiply_task) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t group = i / parts, part = i % parts;
+        const int64_t first = group * size.rows, rows = std::min(size.rows, p.count - first);
+        const int64_t column = part * width, columns = std::min(width, p.to - column);
+        if (i == begin || part == 0) pairs.list(p.experts, first, first + rows);
+        Task<Acc, Operand> task{
+            .pairs = &pairs,
+            .first_row = first,
+            .begin = column,
+            .end = column + columns,
+            .sums = sums.get(),
+            .stride = columns,
+            .gate_sums = p.with_gates ? gate_sums + part * all_gates : nullptr,
+            .room = room.get(),
+        };
+        if constexpr (!kConverts) {
+          task.sums = p.out + first * p.to + column;
+          task.stride = p.to;
+        }
+        for (int64_t r = 0; r < rows; ++r) std::fill_n(task.sums + r * task.stride, columns, Acc(0));
+        if (p.with_gates) std::fill_n(task.gate_sums + first * p.top_k, rows * p.top_k, Acc(0));
+        multiply_task(task);
+        if constexpr (kConverts) {
+          for (int64_t r = 0; r < rows; ++r) {
+            round_all(task.sums + r * columns, columns, p.out + (first + r) * p.to + column);
+          }
+        }
       }
     };
     const bool with_amx = with_tiles<Operand>([&](auto tiles) {
       LeftBlock left(operands_of<Operand>(std::min(kInnerBlock, p.from)));
-      each_panel([&](int64_t first, Acc* to) { multiply_panel_amx(tiles, p, first, pairs, to, &left); });
+      each_task([&](const auto& task) { multiply_panel_amx(tiles, p, task, &left); });
     });
     if (with_amx) return;
     const auto converted = scratch<Operand>(kConverts ? kTileRows * kInnerBlock : 0);
-    each_panel([&](int64_t first, Acc* to) { multiply_panel(p, first, pairs, to, converted.get()); });
+    each_task([&](const auto& task) { multiply_panel(p, task, converted.get()); });
   });
+  if (has_parts) add_parts(gate_sums, parts, all_gates, p.grad_gates);
 }
 
 // Weights [E, N, D] as matrices [D, N], or [N, D] for the gradient of the rows.
@@ -66,12 +122,14 @@ Unpacked<T> unpacked_weight(const Tensor& weight, bool for_gradient) {
              : Unpacked<T>{data<T>(weight), weight.size(0), features, outputs, outputs * features, 1, features};
 }
 
-// Packs the weights for this processor and multiplies; `product` makes a Product from the packed weights.
-template <typename T, typename Make>
-void pack_and_multiply(const Unpacked<T>& weight, const Make& product) {
+// Calls multiply_with(packed) with the operands of this processor for `pairs` pairs: all matrices packed, or null.
+template <typename T, typename MultiplyWith>
+void with_operands(const Unpacked<T>& m, int64_t pairs, const MultiplyWith& multiply_with) {
   with_operand<T>([&]<typename Operand>(Operand) {
-    const auto packed = pack_operands<Operand>(weight);
-    multiply(product(static_cast<const Operand*>(packed.get())));
+    const int64_t size = m.matrices * operands_of<Operand>(m.rows) * m.columns;
+    const bool is_packed = size == 0 || (pairs > kPairsOfPacking * m.matrices && size <= kPackedBefore);
+    const auto packed = is_packed ? pack_operands<Operand>(m) : Scratch<Operand>();
+    multiply_with(static_cast<const Operand*>(packed.get()));
   });
 }
 
@@ -102,25 +160,28 @@ Tensor forward(
     multiply_few_rows(few);
     return y;
   }
-  pack_and_multiply(unpacked_weight<T>(weight, false), [&]<typename Operand>(const Operand* packed) {
-    return Product<T, Operand>{
-        .rows = data<T>(x),
-        .row_stride = x.stride(0),
-        .packed = packed,
-        .bias = bias ? data<T>(*bias) : nullptr,
-        .gates = data<Acc>(gates),
-        .experts = data<int32_t>(experts),
-        .count = rows,
-        .from = x.size(1),
-        .to = weight.size(1),
-        .num_experts = weight.size(0),
-        .top_k = top_k,
-        .with_gates = false,
-        .x = nullptr,
-        .x_stride = 0,
-        .grad_gates = nullptr,
-        .out = mutable_data<T>(y),
-    };
+  const Unpacked<T> matrices = unpacked_weight<T>(weight, false);
+  with_operands(matrices, rows * top_k, [&]<typename Operand>(const Operand* packed) {
+    multiply(
+        Product<T, Operand>{
+            .rows = data<T>(x),
+            .row_stride = x.stride(0),
+            .matrices = matrices,
+            .packed = packed,
+            .bias = bias ? data<T>(*bias) : nullptr,
+            .gates = data<Acc>(gates),
+            .experts = data<int32_t>(experts),
+            .count = rows,
+            .from = x.size(1),
+            .to = weight.size(1),
+            .num_experts = weight.size(0),
+            .top_k = top_k,
+            .with_gates = false,
+            .x = nullptr,
+            .x_stride = 0,
+            .grad_gates = nullptr,
+            .out = mutable_data<T>(y),
+        });
   });
   return y;
 }
@@ -134,25 +195,28 @@ std::tuple<Tensor, Tensor> backward_input(
   Tensor grad_x = new_tensor(x.scalar_type(), {rows, in_features});
   Tensor grad_gates =
       with_gates ? new_tensor(gates.scalar_type(), {rows, top_k}) : new_tensor(gates.scalar_type(), {0});
-  pack_and_multiply(unpacked_weight<T>(weight, true), [&]<typename Operand>(const Operand* packed) {
-    return Product<T, Operand>{
-        .rows = data<T>(grad),
-        .row_stride = grad.stride(0),
-        .packed = packed,
-        .bias = bias && with_gates ? data<T>(*bias) : nullptr,
-        .gates = data<Acc>(gates),
-        .experts = data<int32_t>(experts),
-        .count = rows,
-        .from = weight.size(1),
-        .to = in_features,
-        .num_experts = weight.size(0),
-        .top_k = top_k,
-        .with_gates = with_gates,
-        .x = data<T>(x),
-        .x_stride = x.stride(0),
-        .grad_gates = mutable_data<Acc>(grad_gates),
-        .out = mutable_data<T>(grad_x),
-    };
+  const Unpacked<T> matrices = unpacked_weight<T>(weight, true);
+  with_operands(matrices, rows * top_k, [&]<typename Operand>(const Operand* packed) {
+    multiply(
+        Product<T, Operand>{
+            .rows = data<T>(grad),
+            .row_stride = grad.stride(0),
+            .matrices = matrices,
+            .packed = packed,
+            .bias = bias && with_gates ? data<T>(*bias) : nullptr,
+            .gates = data<Acc>(gates),
+            .experts = data<int32_t>(experts),
+            .count = rows,
+            .from = weight.size(1),
+            .to = in_features,
+            .num_experts = weight.size(0),
+            .top_k = top_k,
+            .with_gates = with_gates,
+            .x = data<T>(x),
+            .x_stride = x.stride(0),
+            .grad_gates = with_gates ? mutable_data<Acc>(grad_gates) : nullptr,
+            .out = mutable_data<T>(grad_x),
+        });
   });
   return {grad_x, grad_gates};
 }

@@ -1,4 +1,4 @@
-// The products of one thread's rows with their experts: tiles of sums in vector registers.
+// The products of one thread's rows and columns with their experts: tiles of sums in vector registers.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,22 @@ namespace rbm::cpu {
 
 // Block of the inner dimension: this part of one expert's weights stays in a core's own cache.
 constexpr int64_t kInnerBlock = 512;
+// Operands that are packed together, just before they are multiplied: 512 KiB.
+constexpr int64_t kPackedTogether = 1 << 17;
 
 // out_b = sum_j gate_bj (A_e rows_b + bias_e), e = experts[b, j]. Forward: rows are x, A_e is W_e. Backward: rows are
 // grad, A_e is the transpose of W_e, and the gradient of the gates is optional:
 // <A_e rows_b, x_b> + <rows_b, bias_e>. Tiles read rows and weights as Operand: the type that rows of T are summed in,
 // or pairs of bfloat16.
+//
+// Either all matrices were packed before, or each thread packs what it multiplies next.
 template <typename T, typename Operand = Accumulation<T>>
 struct Product {
   using Acc = Accumulation<T>;
   const T* rows;
   int64_t row_stride;
-  const Operand* packed;  // A_e transposed, [E] matrices [from, to]
+  Unpacked<T> matrices;   // A_e transposed, [E] matrices [from, to]
+  const Operand* packed;  // the same packed, or null
   const T* bias;          // [E, N], or null
   const Acc* gates;
   const int32_t* experts;
@@ -33,31 +38,57 @@ struct Product {
   T* out;           // [B, to], contiguous
 };
 
+// What a thread computes at once: some rows, and the columns [begin, end), which start at a panel.
+template <typename Acc, typename Operand>
+struct Task {
+  const PairsByExpert* pairs;
+  int64_t first_row, begin, end;
+  Acc* sums;  // [rows, end - begin], at distance `stride`
+  int64_t stride;
+  Acc* gate_sums;  // [B, k]: the gradients of the gates, or the parts of them from these columns
+  Operand* room;   // for kPackedTogether operands, unless all are packed
+
+  RBM_INLINE Acc* sums_of(const Pair& pair) const { return sums + (pair.row - first_row) * stride; }
+};
+
+// `inner` elements of the inner dimension, and the columns [begin, end), of one expert's matrix.
+template <typename Operand>
+struct Part {
+  int64_t begin, end, first, inner;
+  const Operand* packed;     // the panel at `begin`
+  int64_t height, position;  // rows of the packed panels, and the one of element `first`
+
+  RBM_INLINE const Operand* panel(int64_t column, int64_t width) const {
+    return packed + (column - begin) * height + position * width;
+  }
+};
+
 template <typename T, typename Operand>
 inline constexpr int kVectorBytesFor<Product<T, Operand>> = kVectorBytesFor<Operand*>;
 
-// Adds the products of one pair with `width` columns to `out`, and to the gradient of its gate.
+// Adds the products of one pair with `width` columns from `column` on to its sums, and to the sum for its gate.
 template <typename T, typename Operand>
 RBM_INLINE void add_products(
-    const Product<T, Operand>& p, const Pair& pair, const Accumulation<T>* products, Accumulation<T>* out,
-    int64_t column, int64_t width) {
+    const Product<T, Operand>& p, const Task<Accumulation<T>, Operand>& task, const Pair& pair,
+    const Accumulation<T>* products, int64_t column, int64_t width) {
   using Acc = Accumulation<T>;
   const Acc gate = p.gates[pair.index];
-  for (int64_t c = 0; c < width; ++c) out[column + c] += gate * products[c];
+  Acc* const out = task.sums_of(pair) + column - task.begin;
+  for (int64_t c = 0; c < width; ++c) out[c] += gate * products[c];
   if (!p.with_gates) return;
   const T* const x = p.x + pair.row * p.x_stride + column;
   Acc total = 0;
 #pragma omp simd reduction(+ : total)
   for (int64_t c = 0; c < width; ++c) total += products[c] * static_cast<Acc>(x[c]);
-  p.grad_gates[pair.index] += total;
+  task.gate_sums[pair.index] += total;
 }
 
 // As the end of multiply_tile, for a panel that is wider than the remaining columns. Products are read back from
 // memory, so that these loops are compiled once for all rows of a tile: one copy per row takes long to compile.
 template <int kBytes, int kRows, int kVectors, typename T, typename Operand, typename Vector>
 RBM_INLINE void add_narrow(
-    const Product<T, Operand>& p, const Pair* pairs, int64_t valid, const Vector (&products)[kRows][kVectors],
-    Accumulation<T>* const* outs, int64_t column) {
+    const Product<T, Operand>& p, const Task<Accumulation<T>, Operand>& task, const Pair* pairs, int64_t valid,
+    const Vector (&products)[kRows][kVectors], int64_t column) {
   using Acc = Accumulation<T>;
   using L = Lanes<Acc, kBytes>;
   alignas(kBytes) Acc numbers[kRows][kVectors * L::kCount];
@@ -66,26 +97,27 @@ RBM_INLINE void add_narrow(
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) L::store(numbers[r] + v * L::kCount, products[r][v]);
   }
-  for (int64_t r = 0; r < valid; ++r) add_products(p, pairs[r], numbers[r], outs[r], column, p.to - column);
+  for (int64_t r = 0; r < valid; ++r) add_products(p, task, pairs[r], numbers[r], column, p.to - column);
 }
 
-// Adds the products of kRows rows and one panel of columns to `outs`, starting at `column`, and to the gradients of
-// their gates.
+// Adds the products of kRows rows and the panel of columns at `column` to `outs`, whose first column is that of the
+// task, and to the sums for their gates.
 template <int kBytes, int kRows, int kVectors, typename T, typename Operand>
 RBM_INLINE void multiply_tile(
-    const Product<T, Operand>& p, const Pair* pairs, int64_t valid, const Operand* const* rows,
-    Accumulation<T>* const* outs, const Operand* panel, int64_t column, int64_t steps) {
+    const Product<T, Operand>& p, const Task<Accumulation<T>, Operand>& task, const Part<Operand>& part,
+    const Pair* pairs, int64_t valid, const Operand* const* rows, Accumulation<T>* const* outs, int64_t column) {
   using Acc = Accumulation<T>;
   using L = Lanes<Acc, kBytes>;
   constexpr int64_t kWidth = kVectors * L::kCount;
+  const Operand* const panel = part.panel(column, kWidth);
   typename L::Vector products[kRows][kVectors] = {};
-  product_tile<kBytes, kRows, kVectors, 1>(rows, 1, &panel, kWidth, steps, products);
-  if (p.to - column < kWidth) return add_narrow<kBytes>(p, pairs, valid, products, outs, column);
+  product_tile<kBytes, kRows, kVectors, 1>(rows, 1, &panel, kWidth, operands_of<Operand>(part.inner), products);
+  if (p.to - column < kWidth) return add_narrow<kBytes>(p, task, pairs, valid, products, column);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     if (r < valid) {
       const Acc gate = p.gates[pairs[r].index];
-      Acc* const out = outs[r] + column;
+      Acc* const out = outs[r] + column - task.begin;
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         typename L::Vector sum;
@@ -103,15 +135,15 @@ RBM_INLINE void multiply_tile(
       const T* const x = p.x + pairs[r].row * p.x_stride + column;
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        typename L::Vector part;
-        L::load(part, x + v * L::kCount);
-        totals[r] += products[r][v] * part;
+        typename L::Vector numbers;
+        L::load(numbers, x + v * L::kCount);
+        totals[r] += products[r][v] * numbers;
       }
     }
   }
   Acc sums[8];
   L::template sum_lanes<8>(totals, sums);
-  for (int r = 0; r < valid; ++r) p.grad_gates[pairs[r].index] += sums[r];
+  for (int r = 0; r < valid; ++r) task.gate_sums[pairs[r].index] += sums[r];
 }
 
 // The left side of a tile: `count` elements of a row, in place if possible, otherwise converted into `copy`.
@@ -128,77 +160,99 @@ RBM_INLINE const Operand* left_side(const T* source, int64_t count, Operand* cop
   return copy;
 }
 
-// The first `valid` of kRows pairs of one expert; `inner` elements of the inner dimension starting at `first`; all
-// columns.
+// The first `valid` of kRows pairs of an expert, with a part of its matrix.
 template <int kBytes, int kRows, typename T, typename Operand>
 RBM_INLINE void multiply_rows(
-    const Product<T, Operand>& p, int64_t expert, const Pair* pairs, int64_t valid, int64_t first, int64_t inner,
-    int64_t first_row, Accumulation<T>* sums, Operand* converted) {
+    const Product<T, Operand>& p, const Task<Accumulation<T>, Operand>& task, const Part<Operand>& part,
+    const Pair* pairs, int64_t valid, Operand* converted) {
   using Acc = Accumulation<T>;
   constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount, kWidth = panel_width<Acc, kBytes>();
   const Operand* rows[kRows];
   Acc* outs[kRows];
   for (int r = 0; r < kRows; ++r) {
     // A partial tile repeats its last row, whose extra sums are discarded.
-    const int64_t row = pairs[std::min<int64_t>(r, valid - 1)].row;
-    rows[r] = left_side(p.rows + row * p.row_stride + first, inner, converted + r * kInnerBlock);
-    outs[r] = sums + (row - first_row) * p.to;
+    const Pair& pair = pairs[std::min<int64_t>(r, valid - 1)];
+    rows[r] = left_side(p.rows + pair.row * p.row_stride + part.first, part.inner, converted + r * kInnerBlock);
+    outs[r] = task.sums_of(pair);
   }
-  const int64_t padded = padded_columns<Acc, kBytes>(p.to);
-  const int64_t all_steps = operands_of<Operand>(p.from), first_step = first / kNumbersOf<Operand>;
-  const int64_t steps = operands_of<Operand>(inner);
-  const Operand* const matrix = p.packed + expert * all_steps * padded;
-  int64_t column = 0;
-  for (; column + kWidth <= padded; column += kWidth) {
-    const Operand* const panel = matrix + column * all_steps + first_step * kWidth;
-    multiply_tile<kBytes, kRows, tile_vectors<kBytes>()>(p, pairs, valid, rows, outs, panel, column, steps);
+  const int64_t end = part.begin + padded_columns<Acc, kBytes>(part.end - part.begin);
+  int64_t column = part.begin;
+  for (; column + kWidth <= end; column += kWidth) {
+    multiply_tile<kBytes, kRows, tile_vectors<kBytes>()>(p, task, part, pairs, valid, rows, outs, column);
   }
-  const Operand* const panel = matrix + column * all_steps + first_step * (padded - column);
-  with_last_vectors<kBytes>((padded - column) / kCount, [&]<int kVectors>() __attribute__((always_inline)) {
-    multiply_tile<kBytes, kRows, kVectors>(p, pairs, valid, rows, outs, panel, column, steps);
+  with_last_vectors<kBytes>((end - column) / kCount, [&]<int kVectors>() __attribute__((always_inline)) {
+    multiply_tile<kBytes, kRows, kVectors>(p, task, part, pairs, valid, rows, outs, column);
   });
 }
 
 // Adds the contribution of the bias to the rows, or to the gradient of their gates.
 template <typename T, typename Operand>
-RBM_INLINE void add_bias(const Product<T, Operand>& p, int64_t expert, const Pair& pair, Accumulation<T>* out) {
+RBM_INLINE void add_bias(
+    const Product<T, Operand>& p, const Task<Accumulation<T>, Operand>& task, int64_t expert, const Pair& pair) {
   using Acc = Accumulation<T>;
   if (p.bias == nullptr) return;
   if (!p.with_gates) {
-    const T* const bias = p.bias + expert * p.to;
+    const T* const bias = p.bias + expert * p.to + task.begin;
     const Acc gate = p.gates[pair.index];
-    for (int64_t n = 0; n < p.to; ++n) out[n] += gate * static_cast<Acc>(bias[n]);
-  } else {
+    Acc* const out = task.sums_of(pair);
+    for (int64_t n = 0; n < task.end - task.begin; ++n) out[n] += gate * static_cast<Acc>(bias[n]);
+  } else if (task.begin == 0) {
     const T* const bias = p.bias + expert * p.from;
     const T* const grad = p.rows + pair.row * p.row_stride;
     Acc total = 0;
 #pragma omp simd reduction(+ : total)
     for (int64_t n = 0; n < p.from; ++n) total += static_cast<Acc>(grad[n]) * static_cast<Acc>(bias[n]);
-    p.grad_gates[pair.index] += total;
+    task.gate_sums[pair.index] += total;
   }
 }
 
-// Adds the products of the pairs of a panel, whose first row is `first_row`, to its sums, and their biases.
-template <int kBytes, typename T, typename Operand>
-RBM_INLINE void multiply_panel_lanes(
-    const Product<T, Operand>& p, int64_t first_row, const PairsByExpert& by_expert, Accumulation<T>* sums,
-    Operand* converted) {
-  constexpr int kRows = kTileRows;
-  for (int64_t e = 0; e < p.num_experts; ++e) {
-    const Pair* const pairs = by_expert.of(e);
-    const int64_t count = by_expert.count(e);
-    for (int64_t i = 0; i < count; ++i) add_bias(p, e, pairs[i], sums + (pairs[i].row - first_row) * p.to);
+// Calls multiply(part) for all parts of an expert's matrix that a task needs.
+template <int kBytes, typename T, typename Operand, typename Multiply>
+RBM_INLINE void each_part(
+    const Product<T, Operand>& p, const Task<Accumulation<T>, Operand>& task, int64_t expert,
+    const Multiply& multiply) {
+  using Acc = Accumulation<T>;
+  constexpr int64_t kWidth = panel_width<Acc, kBytes>(), kNumbers = kNumbersOf<Operand>;
+  const int64_t height = operands_of<Operand>(p.from), padded = padded_columns<Acc, kBytes>(p.to);
+  const bool is_packed = p.packed != nullptr;
+  const int64_t columns = is_packed
+                              ? task.end - task.begin
+                              : kPackedTogether / operands_of<Operand>(std::min(kInnerBlock, p.from)) / kWidth * kWidth;
+  for (int64_t begin = task.begin; begin < task.end; begin += columns) {
+    const int64_t end = std::min(begin + columns, task.end);
     for (int64_t first = 0; first < p.from; first += kInnerBlock) {
       const int64_t inner = std::min(kInnerBlock, p.from - first);
-      int64_t i = 0;
-      for (; i + kRows / 2 < count; i += kRows) {
-        multiply_rows<kBytes, kRows>(
-            p, e, pairs + i, std::min<int64_t>(kRows, count - i), first, inner, first_row, sums, converted);
-      }
-      if (i < count) {
-        multiply_rows<kBytes, kRows / 2>(p, e, pairs + i, count - i, first, inner, first_row, sums, converted);
+      if (is_packed) {
+        const Operand* const matrix = p.packed + expert * height * padded;
+        multiply(Part<Operand>{begin, end, first, inner, matrix + begin * height, height, first / kNumbers});
+      } else {
+        const Unpacked<T>& m = p.matrices;
+        const T* const values = m.values + expert * m.matrix_stride + first * m.row_stride + begin * m.column_stride;
+        pack_into_room(
+            Unpacked<T>{values, 1, inner, end - begin, m.matrix_stride, m.row_stride, m.column_stride}, task.room);
+        multiply(Part<Operand>{begin, end, first, inner, task.room, operands_of<Operand>(inner), 0});
       }
     }
+  }
+}
+
+// Adds the products of a task's pairs to its sums, and their biases.
+template <int kBytes, typename T, typename Operand>
+RBM_INLINE void multiply_panel_lanes(
+    const Product<T, Operand>& p, const Task<Accumulation<T>, Operand>& task, Operand* converted) {
+  constexpr int kRows = kTileRows;
+  for (int64_t e = 0; e < p.num_experts; ++e) {
+    const Pair* const pairs = task.pairs->of(e);
+    const int64_t count = task.pairs->count(e);
+    if (count == 0) continue;
+    for (int64_t i = 0; i < count; ++i) add_bias(p, task, e, pairs[i]);
+    each_part<kBytes>(p, task, e, [&](const Part<Operand>& part) __attribute__((always_inline)) {
+      int64_t i = 0;
+      for (; i + kRows / 2 < count; i += kRows) {
+        multiply_rows<kBytes, kRows>(p, task, part, pairs + i, std::min<int64_t>(kRows, count - i), converted);
+      }
+      if (i < count) multiply_rows<kBytes, kRows / 2>(p, task, part, pairs + i, count - i, converted);
+    });
   }
 }
 RBM_DISPATCH(multiply_panel)

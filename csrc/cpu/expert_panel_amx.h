@@ -6,24 +6,29 @@
 
 namespace rbm::cpu {
 
-// Adds the products of `valid` pairs with kColumns columns from `column` on to their sums, and to the gradients of
-// their gates.
-template <int kBytes, int kColumns>
+// Sums for the gates of a block of rows, per lane.
+template <int kBytes>
+using GateLanes = typename Lanes<float, kBytes>::Vector[kBlockRows];
+
+// Adds the products of `valid` pairs with kColumns columns from `column` on to their sums, and to those for their
+// gates.
+template <int kBytes, int kColumns, bool kWithGates>
 RBM_INLINE void add_block(
-    const Product<BFloat16, BFloat16Pair>& p, const Pair* pairs, int64_t valid, int64_t first_row, int64_t column,
-    const float* numbers, float* sums) {
+    const Product<BFloat16, BFloat16Pair>& p, const Task<float, BFloat16Pair>& task, const Pair* pairs, int64_t valid,
+    int64_t column, const float* numbers, GateLanes<kBytes>& gate_lanes) {
   using L = Lanes<float, kBytes>;
-  constexpr int kVectors = kColumns / L::kCount, kTogether = 8;
-  const auto out_of = [&](int64_t r) { return sums + (pairs[r].row - first_row) * p.to; };
+  constexpr int kVectors = kColumns / L::kCount;
   if (column + kColumns > p.to) {
     for (int64_t r = 0; r < valid; ++r) {
-      add_products(p, pairs[r], numbers + r * kColumns, out_of(r), column, p.to - column);
+      add_products(p, task, pairs[r], numbers + r * kColumns, column, p.to - column);
     }
     return;
   }
   for (int64_t r = 0; r < valid; ++r) {
     const float gate = p.gates[pairs[r].index];
-    float* const out = out_of(r) + column;
+    float* const out = task.sums_of(pairs[r]) + column - task.begin;
+    const BFloat16* const x = p.x + pairs[r].row * p.x_stride + column;
+    typename L::Vector total{};
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       typename L::Vector product, sum;
@@ -31,58 +36,66 @@ RBM_INLINE void add_block(
       L::load(sum, out + v * L::kCount);
       sum += gate * product;
       L::store(out + v * L::kCount, sum);
-    }
-  }
-  if (!p.with_gates) return;
-  for (int64_t r = 0; r < valid; r += kTogether) {
-    typename L::Vector totals[kTogether] = {};
-#pragma GCC unroll 8
-    for (int i = 0; i < kTogether; ++i) {
-      // Past the last row, its products again, which are not added.
-      const int64_t row = std::min(r + i, valid - 1);
-      const BFloat16* const x = p.x + pairs[row].row * p.x_stride + column;
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        typename L::Vector product, number;
-        L::load(product, numbers + row * kColumns + v * L::kCount);
+      if constexpr (kWithGates) {
+        typename L::Vector number;
         L::load(number, x + v * L::kCount);
-        totals[i] += product * number;
+        total += product * number;
       }
     }
+    if constexpr (kWithGates) gate_lanes[r] += total;
+  }
+}
+
+// Adds the lanes' sums of `valid` pairs to those for their gates, and clears them.
+template <int kBytes>
+RBM_INLINE void add_gate_lanes(
+    const Task<float, BFloat16Pair>& task, const Pair* pairs, int64_t valid, GateLanes<kBytes>& gate_lanes) {
+  constexpr int64_t kTogether = 8;
+  for (int64_t r = 0; r < valid; r += kTogether) {
+    typename Lanes<float, kBytes>::Vector totals[kTogether];
+    for (int64_t i = 0; i < kTogether; ++i) {
+      totals[i] = gate_lanes[r + i];
+      gate_lanes[r + i] = typename Lanes<float, kBytes>::Vector{};
+    }
     float of_rows[kTogether];
-    L::template sum_lanes<kTogether>(totals, of_rows);
-    const int64_t rows = std::min<int64_t>(kTogether, valid - r);
-    for (int64_t i = 0; i < rows; ++i) p.grad_gates[pairs[r + i].index] += of_rows[i];
+    Lanes<float, kBytes>::template sum_lanes<kTogether>(totals, of_rows);
+    for (int64_t i = 0; i < std::min(kTogether, valid - r); ++i) task.gate_sums[pairs[r + i].index] += of_rows[i];
   }
 }
 
 // As multiply_panel.
 template <int kBytes, typename Tiles>
 RBM_INLINE void multiply_panel_amx_lanes(
-    Tiles tiles, const Product<BFloat16, BFloat16Pair>& p, int64_t first_row, const PairsByExpert& by_expert,
-    float* sums, LeftBlock* left) {
-  const int64_t padded = padded_columns<float, kBytes>(p.to), all_steps = operands_of<BFloat16Pair>(p.from);
+    Tiles tiles, const Product<BFloat16, BFloat16Pair>& p, const Task<float, BFloat16Pair>& task, LeftBlock* left) {
+  GateLanes<kBytes> gate_lanes = {};
   for (int64_t e = 0; e < p.num_experts; ++e) {
-    const BFloat16Pair* const matrix = p.packed + e * all_steps * padded;
-    const Pair* const all_pairs = by_expert.of(e);
-    const int64_t count = by_expert.count(e);
-    for (int64_t i = 0; i < count; ++i) add_bias(p, e, all_pairs[i], sums + (all_pairs[i].row - first_row) * p.to);
-    for (int64_t first = 0; first < p.from; first += kInnerBlock) {
-      const int64_t inner = std::min(kInnerBlock, p.from - first), steps = operands_of<BFloat16Pair>(inner);
+    const Pair* const all_pairs = task.pairs->of(e);
+    const int64_t count = task.pairs->count(e);
+    if (count == 0) continue;
+    for (int64_t i = 0; i < count; ++i) add_bias(p, task, e, all_pairs[i]);
+    each_part<kBytes>(p, task, e, [&](const Part<BFloat16Pair>& part) __attribute__((always_inline)) {
+      const int64_t end = part.begin + padded_columns<float, kBytes>(part.end - part.begin);
+      const int64_t steps = operands_of<BFloat16Pair>(part.inner);
       for (int64_t i = 0; i < count; i += kBlockRows) {
         const Pair* const pairs = all_pairs + i;
         const int64_t valid = std::min(kBlockRows, count - i);
-        for (int64_t r = 0; r < valid; ++r) left->set(r, p.rows + pairs[r].row * p.row_stride + first, inner);
-        for (int64_t column = 0; column < padded; column += kBlockColumns) {
-          const int64_t width = std::min(kBlockColumns, padded - column);
-          const BFloat16Pair* const panel = matrix + column * all_steps + first / 2 * width;
-          const auto add = [&]<int kColumns>(int64_t offset, const float* numbers) __attribute__((always_inline)) {
-            add_block<kBytes, kColumns>(p, pairs, valid, first_row, column + offset, numbers, sums);
-          };
-          left->multiply(tiles, valid, panel, width, steps, width, false, add);
+        for (int64_t r = 0; r < valid; ++r) {
+          left->set(r, p.rows + pairs[r].row * p.row_stride + part.first, part.inner);
         }
+        for (int64_t column = part.begin; column < end; column += kBlockColumns) {
+          const int64_t width = std::min(kBlockColumns, end - column);
+          const auto add = [&]<int kColumns>(int64_t offset, const float* numbers) __attribute__((always_inline)) {
+            if (p.with_gates) {
+              add_block<kBytes, kColumns, true>(p, task, pairs, valid, column + offset, numbers, gate_lanes);
+            } else {
+              add_block<kBytes, kColumns, false>(p, task, pairs, valid, column + offset, numbers, gate_lanes);
+            }
+          };
+          left->multiply(tiles, valid, part.panel(column, width), width, steps, width, false, add);
+        }
+        if (p.with_gates) add_gate_lanes<kBytes>(task, pairs, valid, gate_lanes);
       }
-    }
+    });
   }
 }
 RBM_DISPATCH(multiply_panel_amx)

@@ -12,7 +12,7 @@ namespace rbm::cpu {
 
 // Average number of pairs per expert up to which inner products are faster than packing the weights and multiplying
 // tiles. Packing an expert takes as long as inner products lose to tiles over this many pairs.
-constexpr int64_t kFewPairs = 24;
+constexpr int64_t kFewPairs = 16;
 // The same for tiles of bfloat16 pairs, which are faster; measured on an EPYC (Zen 4).
 constexpr int64_t kFewBFloat16Pairs = 2;
 

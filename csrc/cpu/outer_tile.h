@@ -188,6 +188,13 @@ void pack_panels(const Unpacked<T>& m, const PackPanel& pack_panel) {
   });
 }
 
+// All panels of one matrix, by this thread.
+template <typename T, typename Stored>
+void pack_into_room(const Unpacked<T>& m, Stored* packed) {
+  const int64_t panels = PackedSizes::of<Accumulation<T>>().panels(m.columns);
+  for (int64_t panel = 0; panel < panels; ++panel) pack(m, 0, panel, Bias<T>{}, packed);
+}
+
 // All panels of all matrices, packed for this processor's vectors.
 template <typename T, typename Stored>
 void pack_into(const Unpacked<T>& m, const Bias<T>& bias, Stored* packed) {

@@ -38,6 +38,16 @@ def by_reference(x, weight, bias, gates, experts, grad):
     return y, grad_x, grad_gates, grad_x, grad_weight, grad_bias if bias is not None else grad_bias.new_empty(0)
 
 
+def by_operators(x, weight, bias, gates, experts, grad):
+    """All results of a problem, in the order of NAMES, from the operators without autograd."""
+    ops, order = torch.ops.rbm, (None, None, None, 0)
+    y = ops.expert_matmul(x, weight, bias, gates, experts, *order)
+    grad_x, grad_gates = ops.expert_matmul_backward_input(grad, x, weight, bias, gates, experts, True, *order)
+    alone, _ = ops.expert_matmul_backward_input(grad, x, weight, bias, gates, experts, False, *order)
+    grad_weight, grad_bias = ops.expert_matmul_backward_weight(grad, x, gates, experts, weight.shape[0], True)
+    return y, grad_x, grad_gates, alone, grad_weight, grad_bias
+
+
 def check_error(name, got, exact, eager):
     """At most twice the error of eager PyTorch in that dtype, plus one rounding of the largest number."""
     assert got.shape == exact.shape, name

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from matmul_problems import NAMES, by_reference, check_error, in_float64, problem
+from matmul_problems import NAMES, by_operators, by_reference, check_error, in_float64, problem
 
 OPS = torch.ops.rbm
 # (B, D, N, E, k), so many rows that experts are packed.
@@ -13,24 +13,16 @@ SHAPES = {
     "one output": (200, 40, 1, 3, 2),
     "longer than a block": (120, 1029, 24, 3, 3),
     "an expert with an odd number of rows": (151, 33, 70, 1, 1),
+    "more rows than are kept together": (2100, 150, 70, 1, 1),
+    "more outputs than a slice": (70, 40, 1100, 2, 2),
 }
-
-
-def results(x, weight, bias, gates, experts, grad):
-    """All results of a problem, in the order of NAMES."""
-    order = (None, None, None, 0)
-    y = OPS.expert_matmul(x, weight, bias, gates, experts, *order)
-    grad_x, grad_gates = OPS.expert_matmul_backward_input(grad, x, weight, bias, gates, experts, True, *order)
-    alone, _ = OPS.expert_matmul_backward_input(grad, x, weight, bias, gates, experts, False, *order)
-    grad_weight, grad_bias = OPS.expert_matmul_backward_weight(grad, x, gates, experts, weight.shape[0], True)
-    return y, grad_x, grad_gates, alone, grad_weight, grad_bias
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_against_reference(shape):
     arguments = problem(shape, torch.bfloat16, device="cpu")
     exact, eager = by_reference(*in_float64(arguments)), by_reference(*arguments)
-    for name, *each in zip(NAMES, results(*arguments), exact, eager, strict=True):
+    for name, *each in zip(NAMES, by_operators(*arguments), exact, eager, strict=True):
         check_error(name, *each)
 
 
@@ -47,8 +39,8 @@ def test_small_integers_have_the_bits_of_float32(shape):
     experts = torch.rand(b, e, generator=generator).argsort(-1)[:, :k].int().contiguous()
     x, weight, bias, gates = tensors
     grad = integers(b, n)
-    wide = results(x, weight, bias, gates, experts, grad)
-    narrow = results(*(t.bfloat16() for t in (x, weight, bias)), gates, experts, grad.bfloat16())
+    wide = by_operators(x, weight, bias, gates, experts, grad)
+    narrow = by_operators(*(t.bfloat16() for t in (x, weight, bias)), gates, experts, grad.bfloat16())
     for name, got, expected in zip(NAMES, narrow, wide, strict=True):
         assert torch.equal(got, expected.to(got.dtype)), name
 
@@ -57,7 +49,7 @@ def test_small_integers_have_the_bits_of_float32(shape):
 def test_rows_and_weights_anywhere_in_memory(features):
     """Rows that begin at odd places, and end before numbers that are not finite."""
     x, weight, bias, gates, experts, grad = problem((200, features, 48, 3, 2), torch.bfloat16, device="cpu")
-    expected = results(x, weight, bias, gates, experts, grad)
+    expected = by_operators(x, weight, bias, gates, experts, grad)
 
     def within(tensor):
         room = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 3), float("nan"), dtype=tensor.dtype)
@@ -66,7 +58,7 @@ def test_rows_and_weights_anywhere_in_memory(features):
 
     flat = torch.empty(weight.numel() + 1, dtype=weight.dtype)
     flat[1:] = weight.flatten()
-    got = results(within(x), flat[1:].view_as(weight), bias, gates, experts, within(grad))
+    got = by_operators(within(x), flat[1:].view_as(weight), bias, gates, experts, within(grad))
     for name, one, other in zip(NAMES, got, expected, strict=True):
         assert torch.equal(one, other), name
 
