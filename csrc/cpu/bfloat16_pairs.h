@@ -123,6 +123,8 @@ RBM_INLINE void pack_pairs_lanes(
   if (m.column_stride == 1) {
     for (int64_t k = 0; k < steps; ++k) {
       const BFloat16* const row = source + 2 * k * m.row_stride;
+      prefetch_row(m, source, 2 * k + kPrefetchRows, filled);
+      prefetch_row(m, source, 2 * k + 1 + kPrefetchRows, filled);
       pair_rows(row, k < whole ? row + m.row_stride : nullptr, filled, target + k * width);
     }
   } else {

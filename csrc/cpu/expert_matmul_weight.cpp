@@ -1,5 +1,5 @@
 // The gradient of expert_matmul's weights and biases on the CPU. Each thread has its own output features and processes
-// all rows of an expert for them, so every gradient is summed in place, in the order of the rows.
+// all rows of an expert for them, so every gradient is summed by one thread, in the order of the rows.
 #include "../expert_matmul.h"
 
 #include <algorithm>

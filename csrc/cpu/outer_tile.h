@@ -121,6 +121,14 @@ RBM_INLINE void pack_bias(const Bias<T>& bias, int64_t first, int64_t filled, in
   }
 }
 
+// Loads `count` numbers of a row into a cache. A panel has too few bytes of each for the processor to load them ahead.
+template <typename T>
+RBM_INLINE void prefetch_row(const Unpacked<T>& m, const T* panel, int64_t row, int64_t count) {
+  if (row >= m.rows) return;
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t c = 0; c < count; c += kLine) __builtin_prefetch(panel + row * m.row_stride + c);
+}
+
 // Packs panel `panel` of matrix `matrix`, with zeros past its last column. With `bias`, the expert's bias precedes the
 // rows, or zeros if the pointer in it is null.
 template <int kBytes, typename T, typename Stored>
@@ -137,6 +145,7 @@ RBM_INLINE void pack_lanes(const Unpacked<T>& m, int64_t matrix, int64_t panel, 
   }
   if (m.column_stride == 1) {
     for (int64_t k = 0; k < m.rows; ++k) {
+      prefetch_row(m, source, k + kPrefetchRows, filled);
       for (int64_t c = 0; c < filled; ++c) target[k * width + c] = static_cast<Stored>(source[k * m.row_stride + c]);
     }
   } else {

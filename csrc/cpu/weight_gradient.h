@@ -65,20 +65,21 @@ RBM_INLINE void sum_tile(
   }
 }
 
-template <int kBytes, int kVectors, typename Operand, typename Acc>
-RBM_INLINE void sum_panel(
-    const Operand* gated, int64_t outputs, const Operand* panel, int64_t steps, bool first, int64_t width,
-    Acc* grad_weight, int64_t features) {
-  int64_t n = 0;
-  for (; n + kTileRows / 2 < outputs; n += kTileRows) {
-    const int64_t valid = std::min<int64_t>(kTileRows, outputs - n);
-    sum_tile<kBytes, kTileRows, kVectors>(
-        gated + n, outputs, panel, steps, first, valid, width, grad_weight + n * features, features);
-  }
-  if (n < outputs) {
-    sum_tile<kBytes, kTileRows / 2, kVectors>(
-        gated + n, outputs, panel, steps, first, outputs - n, width, grad_weight + n * features, features);
-  }
+// The same for the panels of `columns` input features.
+template <int kBytes, int kRows, typename Operand, typename Acc>
+RBM_INLINE void sum_tiles(
+    const Operand* gated, int64_t gated_stride, const Operand* panels, int64_t steps, bool first, int64_t valid,
+    int64_t columns, Acc* grad_weight, int64_t features) {
+  constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount, kWidth = panel_width<Acc, kBytes>();
+  const int64_t padded = padded_columns<Acc, kBytes>(columns);
+  int64_t d = 0;
+  const auto sum = [&]<int kVectors>() __attribute__((always_inline)) {
+    const int64_t width = std::min<int64_t>(kVectors * kCount, columns - d);
+    sum_tile<kBytes, kRows, kVectors>(
+        gated, gated_stride, panels + d * kPieceRows, steps, first, valid, width, grad_weight + d, features);
+  };
+  for (; d + kWidth <= padded; d += kWidth) sum.template operator()<tile_vectors<kBytes>()>();
+  with_last_vectors<kBytes>((padded - d) / kCount, sum);
 }
 
 // pairs[n] = (gate grad[n], next_gate next[n]), or (gate grad[n], 0) if `next` is null; adds both to `bias_sum`.
@@ -164,7 +165,7 @@ RBM_INLINE void panel_of_rows(
 template <int kBytes, typename T, typename Operand>
 RBM_INLINE void sum_slice_lanes(const WeightGrad<T>& w, const Slice<T>& slice, Operand* gated, Operand* panels) {
   using Acc = Accumulation<T>;
-  constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount, kWidth = panel_width<Acc, kBytes>();
+  constexpr int64_t kWidth = panel_width<Acc, kBytes>();
   const int64_t outputs = slice.end - slice.begin, features = w.in_features;
   const int64_t padded = padded_columns<Acc, kBytes>(features), pairs = w.pairs->count(slice.expert);
   std::fill_n(slice.bias, outputs, Acc(0));
@@ -178,18 +179,18 @@ RBM_INLINE void sum_slice_lanes(const WeightGrad<T>& w, const Slice<T>& slice, O
       const int64_t width = std::min(kWidth, padded - d);
       panel_of_rows(w, piece, count, d, std::min(width, features - d), width, panels + d * kPieceRows);
     }
-    for (int64_t d = 0; d < padded; d += kWidth) {
-      const int64_t vectors = std::min(kWidth, padded - d) / kCount, width = std::min(kWidth, features - d);
-      const Operand* const panel = panels + d * kPieceRows;
-      Acc* const target = slice.weight + d;
-      const auto sum = [&]<int kVectors>() __attribute__((always_inline)) {
-        sum_panel<kBytes, kVectors>(gated, outputs, panel, steps, first == 0, width, target, features);
+    // As many panels as fill the L1 cache. Each row of a gradient is written in pieces of their width.
+    const int64_t together = kPieceRows / steps * kWidth;
+    for (int64_t d = 0; d < features; d += together) {
+      const int64_t columns = std::min(together, features - d);
+      const auto sum = [&]<int kRows>(int64_t n) __attribute__((always_inline)) {
+        sum_tiles<kBytes, kRows>(
+            gated + n, outputs, panels + d * kPieceRows, steps, first == 0, std::min<int64_t>(kRows, outputs - n),
+            columns, slice.weight + n * features + d, features);
       };
-      if (vectors == tile_vectors<kBytes>()) {
-        sum.template operator()<tile_vectors<kBytes>()>();
-      } else {
-        with_last_vectors<kBytes>(vectors, sum);
-      }
+      int64_t n = 0;
+      for (; n + kTileRows / 2 < outputs; n += kTileRows) sum.template operator()<kTileRows>(n);
+      if (n < outputs) sum.template operator()<kTileRows / 2>(n);
     }
   }
 }
