@@ -1,8 +1,8 @@
 // expert_matmul on the CPU: forward, and the gradients of its rows and gates. Every thread has its own rows and columns
 // of the result and processes, for each expert, the rows that use it. Tiles of products are summed in registers and
-// added, times their gates, to rows of the result, which stay in cache from one expert to the next. No row is multiplied
-// with an expert that it does not use. BLAS would need the rows of each expert gathered and packed, and its products
-// added up. Few rows: see few_rows.h.
+// added, times their gates, to rows of the result, which stay in cache from one expert to the next. No row is
+// multiplied with an expert that it does not use. BLAS would need the rows of each expert gathered and packed, and its
+// products added up. Few rows: see few_rows.h.
 #include "../expert_matmul.h"
 
 #include <algorithm>
