@@ -123,8 +123,9 @@ RBM_INLINE void pack_pairs_lanes(
   if (m.column_stride == 1) {
     for (int64_t k = 0; k < steps; ++k) {
       const BFloat16* const row = source + 2 * k * m.row_stride;
-      prefetch_row(m, source, 2 * k + kPrefetchRows, filled);
-      prefetch_row(m, source, 2 * k + 1 + kPrefetchRows, filled);
+      for (int64_t next = 2 * k + kPrefetchRows; next < std::min(2 * k + kPrefetchRows + 2, m.rows); ++next) {
+        prefetch(source + next * m.row_stride, filled);
+      }
       pair_rows(row, k < whole ? row + m.row_stride : nullptr, filled, target + k * width);
     }
   } else {
@@ -145,15 +146,22 @@ RBM_INLINE void pack_pairs_lanes(
 }
 RBM_DISPATCH(pack_pairs)
 
-// As the functions for other numbers.
-inline void pack_into_room(const Unpacked<BFloat16>& m, BFloat16Pair* packed) {
-  const int64_t panels = PackedSizes::of<float>().panels(m.columns);
-  for (int64_t panel = 0; panel < panels; ++panel) pack_pairs(m, 0, panel, Bias<BFloat16>{}, packed);
-}
-
 // As pack_into for other numbers: all panels of all matrices.
 inline void pack_into(const Unpacked<BFloat16>& m, const Bias<BFloat16>& bias, BFloat16Pair* packed) {
   pack_panels(m, [&](int64_t matrix, int64_t panel) { pack_pairs(m, matrix, panel, bias, packed); });
+}
+
+// All panels of one matrix without biases, packed by this thread.
+template <typename T, typename Operand>
+void pack_matrix(const Unpacked<T>& m, Operand* packed) {
+  const int64_t panels = PackedSizes::of<Accumulation<T>>().panels(m.columns);
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
+      pack_pairs(m, 0, panel, Bias<T>{}, packed);
+    } else {
+      pack(m, 0, panel, Bias<T>{}, packed);
+    }
+  }
 }
 
 // The matrices without biases, packed as operands of either type.

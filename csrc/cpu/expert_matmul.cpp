@@ -9,6 +9,7 @@
 
 #include "expert_panel_amx.h"
 #include "few_rows.h"
+#include "shares.h"
 
 namespace rbm::cpu {
 namespace {
@@ -31,11 +32,8 @@ struct TaskSize {
   // so that no matrix is packed twice.
   static TaskSize of(int64_t rows, int64_t panels, int64_t num_experts, int64_t top_k, bool is_packed) {
     const int64_t threads = torch::stable::get_num_threads();
-    const auto divides = [&](int64_t parts) {
-      return threads % parts == 0 && (panels % parts == 0 || panels / parts >= 8);
-    };
     int64_t parts = is_packed ? 1 : std::min(threads, panels);
-    while (!divides(parts)) --parts;
+    while (threads % parts != 0 || !divides_panels(panels, parts)) --parts;
     const int64_t most = std::max(kFewestRows, kRowsOfExpert * num_experts / std::max<int64_t>(1, top_k));
     const int64_t threads_of_rows = threads / parts, rounds = ceil_div(rows, most * threads_of_rows);
     return {ceil_div(rows, rounds * threads_of_rows), ceil_div(panels, parts)};

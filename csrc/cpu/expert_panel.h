@@ -228,7 +228,7 @@ RBM_INLINE void each_part(
       } else {
         const Unpacked<T>& m = p.matrices;
         const T* const values = m.values + expert * m.matrix_stride + first * m.row_stride + begin * m.column_stride;
-        pack_into_room(
+        pack_matrix(
             Unpacked<T>{values, 1, inner, end - begin, m.matrix_stride, m.row_stride, m.column_stride}, task.room);
         multiply(Part<Operand>{begin, end, first, inner, task.room, operands_of<Operand>(inner), 0});
       }

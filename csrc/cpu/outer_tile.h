@@ -121,12 +121,12 @@ RBM_INLINE void pack_bias(const Bias<T>& bias, int64_t first, int64_t filled, in
   }
 }
 
-// Loads `count` numbers of a row into a cache. A panel has too few bytes of each for the processor to load them ahead.
+// Loads `count` numbers of a row into a cache. A panel has too few bytes of each row for the processor to load them
+// ahead.
 template <typename T>
-RBM_INLINE void prefetch_row(const Unpacked<T>& m, const T* panel, int64_t row, int64_t count) {
-  if (row >= m.rows) return;
+RBM_INLINE void prefetch(const T* numbers, int64_t count) {
   constexpr int64_t kLine = 64 / sizeof(T);
-  for (int64_t c = 0; c < count; c += kLine) __builtin_prefetch(panel + row * m.row_stride + c);
+  for (int64_t c = 0; c < count; c += kLine) __builtin_prefetch(numbers + c);
 }
 
 // Packs panel `panel` of matrix `matrix`, with zeros past its last column. With `bias`, the expert's bias precedes the
@@ -145,7 +145,7 @@ RBM_INLINE void pack_lanes(const Unpacked<T>& m, int64_t matrix, int64_t panel, 
   }
   if (m.column_stride == 1) {
     for (int64_t k = 0; k < m.rows; ++k) {
-      prefetch_row(m, source, k + kPrefetchRows, filled);
+      if (k + kPrefetchRows < m.rows) prefetch(source + (k + kPrefetchRows) * m.row_stride, filled);
       for (int64_t c = 0; c < filled; ++c) target[k * width + c] = static_cast<Stored>(source[k * m.row_stride + c]);
     }
   } else {
@@ -195,13 +195,6 @@ void pack_panels(const Unpacked<T>& m, const PackPanel& pack_panel) {
   parallel_for(0, m.matrices * panels, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) pack_panel(i / panels, i % panels);
   });
-}
-
-// All panels of one matrix, by this thread.
-template <typename T, typename Stored>
-void pack_into_room(const Unpacked<T>& m, Stored* packed) {
-  const int64_t panels = PackedSizes::of<Accumulation<T>>().panels(m.columns);
-  for (int64_t panel = 0; panel < panels; ++panel) pack(m, 0, panel, Bias<T>{}, packed);
 }
 
 // All panels of all matrices, packed for this processor's vectors.

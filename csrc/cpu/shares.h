@@ -35,6 +35,11 @@ class Call {
   int64_t under_way_;
 };
 
+// Whether threads get about equal numbers of panels.
+constexpr bool divides_panels(int64_t panels, int64_t threads) {
+  return panels % threads == 0 || panels / threads >= 8;
+}
+
 // The number of threads among which the columns are divided, and the rows.
 struct Split {
   int64_t columns, rows;
@@ -46,7 +51,7 @@ struct Split {
     const int64_t threads = std::clamp<int64_t>(multiplications / least, 1, call.threads());
     if (rows <= most_by_columns) {
       for (int64_t columns = std::min(threads, panels); columns > 1; --columns) {
-        if (panels % columns == 0 || panels / columns >= 8) {
+        if (divides_panels(panels, columns)) {
           return {columns, std::clamp<int64_t>(threads / columns, 1, rows)};
         }
       }

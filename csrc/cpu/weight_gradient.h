@@ -11,8 +11,6 @@ namespace rbm::cpu {
 
 // Rows processed at once, an even number: the part of them that a tile multiplies stays in the L1 cache.
 constexpr int64_t kPieceRows = 128;
-// Rows that are loaded into a cache before they are copied into a panel.
-constexpr int64_t kRowsAhead = 16;
 
 // The sums of gradients of experts: grad_weight_e = sum_b gate_be grad_b x_b^T, grad_bias_e = sum_b gate_be grad_b.
 template <typename T>
@@ -146,10 +144,8 @@ RBM_INLINE void panel_of_rows(
   for (int64_t i = 0; i < count; i += kNumbers) {
     const T* const x = w.x + pairs[i].row * w.x_stride + first;
     Operand* const row = panel + i / kNumbers * width;
-    // Rows are anywhere, and each is read for too few bytes for the processor to load them ahead.
-    for (int64_t next = i + kRowsAhead; next < std::min(i + kRowsAhead + kNumbers, count); ++next) {
-      const T* const ahead = w.x + pairs[next].row * w.x_stride + first;
-      for (int64_t c = 0; c < filled; c += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(ahead + c);
+    for (int64_t next = i + kPrefetchRows; next < std::min(i + kPrefetchRows + kNumbers, count); ++next) {
+      prefetch(w.x + pairs[next].row * w.x_stride + first, filled);
     }
     if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
       pair_rows(x, i + 1 < count ? w.x + pairs[i + 1].row * w.x_stride + first : nullptr, filled, row);

@@ -9,7 +9,7 @@
 namespace rbm::cpu {
 
 // Rows of a piece; pieces whose gated gradients are kept together; output features of a slice; features that are
-// multiplied together. The gradients that are kept (768 KiB), the rows with these features (256 KiB) and the sums (384
+// multiplied together. The gradients that are kept (1 MiB), the rows with these features (128 KiB) and the sums (256
 // KiB) stay in the L2 cache, of 2 MiB.
 constexpr int64_t kAmxPieceRows = 512, kAmxPieceSteps = kAmxPieceRows / 2, kAmxPieces = 2;
 constexpr int64_t kAmxMostOutputs = 16 * kBlockRows, kAmxFeatures = 2 * kBlockColumns;
@@ -70,19 +70,6 @@ RBM_INLINE void add_row(const float* numbers, int64_t count, bool is_first, floa
   for (; i < count; ++i) target[i] = (is_first ? 0 : target[i]) + numbers[i];
 }
 
-// target[i] = numbers[i], rounded to bfloat16.
-template <int kBytes>
-RBM_INLINE void round_row(const float* numbers, int64_t count, BFloat16* target) {
-  using L = Lanes<float, kBytes>;
-  int64_t i = 0;
-  for (; i + L::kCount <= count; i += L::kCount) {
-    typename L::Vector vector;
-    L::load(vector, numbers + i);
-    store_rounded<kBytes>(target + i, vector);
-  }
-  for (; i < count; ++i) target[i].x = bfloat16_bits(numbers[i]);
-}
-
 // room->sums = the products of the pairs [begin, end) of an expert, whose left blocks are set, with the features
 // [first_feature, first_feature + kAmxFeatures).
 template <int kBytes, typename Tiles>
@@ -137,15 +124,15 @@ RBM_INLINE void sum_slice_amx_lanes(
       for (int64_t n = 0; n < outputs; ++n) {
         const float* const sums = room->sums.get() + n * kAmxFeatures;
         if (count <= kTogether) {
-          round_row<kBytes>(sums, filled, slice.grad_weight + n * features + d);
+          round_all_lanes<kBytes>(sums, filled, slice.grad_weight + n * features + d);
         } else {
           add_row<kBytes>(sums, filled, begin == 0, slice.weight + n * features + d);
         }
       }
     }
   }
-  if (count > kTogether) round_row<kBytes>(slice.weight, outputs * features, slice.grad_weight);
-  round_row<kBytes>(slice.bias, outputs, slice.grad_bias);
+  if (count > kTogether) round_all_lanes<kBytes>(slice.weight, outputs * features, slice.grad_weight);
+  round_all_lanes<kBytes>(slice.bias, outputs, slice.grad_bias);
 }
 RBM_DISPATCH(sum_slice_amx)
 
