@@ -185,24 +185,55 @@ RBM_INLINE void multiply_rows(
   });
 }
 
+// out[i] += factor * numbers[i].
+template <int kBytes, typename T>
+RBM_INLINE void add_multiple(Accumulation<T> factor, const T* numbers, int64_t count, Accumulation<T>* out) {
+  using L = Lanes<Accumulation<T>, kBytes>;
+  int64_t i = 0;
+  for (; i + L::kCount <= count; i += L::kCount) {
+    typename L::Vector number, sum;
+    L::load(number, numbers + i);
+    L::load(sum, out + i);
+    L::store(out + i, sum + factor * number);
+  }
+  for (; i < count; ++i) out[i] += factor * static_cast<Accumulation<T>>(numbers[i]);
+}
+
+// The inner product of a and b. Four sums at once, because a sum has to wait for its last product.
+template <int kBytes, typename T>
+RBM_INLINE Accumulation<T> inner_product(const T* a, const T* b, int64_t count) {
+  using Acc = Accumulation<T>;
+  using L = Lanes<Acc, kBytes>;
+  constexpr int kSums = 4;
+  typename L::Vector sums[kSums] = {};
+  int64_t i = 0;
+  for (; i + kSums * L::kCount <= count; i += kSums * L::kCount) {
+#pragma GCC unroll 4
+    for (int s = 0; s < kSums; ++s) {
+      typename L::Vector left, right;
+      L::load(left, a + i + s * L::kCount);
+      L::load(right, b + i + s * L::kCount);
+      sums[s] += left * right;
+    }
+  }
+  Acc totals[kSums], total = 0;
+  L::template sum_lanes<kSums>(sums, totals);
+  for (; i < count; ++i) total += static_cast<Acc>(a[i]) * static_cast<Acc>(b[i]);
+  for (const Acc sum : totals) total += sum;
+  return total;
+}
+
 // Adds the contribution of the bias to the rows, or to the gradient of their gates.
-template <typename T, typename Operand>
+template <int kBytes, typename T, typename Operand>
 RBM_INLINE void add_bias(
     const Product<T, Operand>& p, const Task<Accumulation<T>, Operand>& task, int64_t expert, const Pair& pair) {
-  using Acc = Accumulation<T>;
   if (p.bias == nullptr) return;
   if (!p.with_gates) {
     const T* const bias = p.bias + expert * p.to + task.begin;
-    const Acc gate = p.gates[pair.index];
-    Acc* const out = task.sums_of(pair);
-    for (int64_t n = 0; n < task.end - task.begin; ++n) out[n] += gate * static_cast<Acc>(bias[n]);
+    add_multiple<kBytes>(p.gates[pair.index], bias, task.end - task.begin, task.sums_of(pair));
   } else if (task.begin == 0) {
-    const T* const bias = p.bias + expert * p.from;
     const T* const grad = p.rows + pair.row * p.row_stride;
-    Acc total = 0;
-#pragma omp simd reduction(+ : total)
-    for (int64_t n = 0; n < p.from; ++n) total += static_cast<Acc>(grad[n]) * static_cast<Acc>(bias[n]);
-    task.gate_sums[pair.index] += total;
+    task.gate_sums[pair.index] += inner_product<kBytes>(grad, p.bias + expert * p.from, p.from);
   }
 }
 
@@ -245,7 +276,7 @@ RBM_INLINE void multiply_panel_lanes(
     const Pair* const pairs = task.pairs->of(e);
     const int64_t count = task.pairs->count(e);
     if (count == 0) continue;
-    for (int64_t i = 0; i < count; ++i) add_bias(p, task, e, pairs[i]);
+    for (int64_t i = 0; i < count; ++i) add_bias<kBytes>(p, task, e, pairs[i]);
     each_part<kBytes>(p, task, e, [&](const Part<Operand>& part) __attribute__((always_inline)) {
       int64_t i = 0;
       for (; i + kRows / 2 < count; i += kRows) {

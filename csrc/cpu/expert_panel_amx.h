@@ -72,7 +72,7 @@ RBM_INLINE void multiply_panel_amx_lanes(
     const Pair* const all_pairs = task.pairs->of(e);
     const int64_t count = task.pairs->count(e);
     if (count == 0) continue;
-    for (int64_t i = 0; i < count; ++i) add_bias(p, task, e, all_pairs[i]);
+    for (int64_t i = 0; i < count; ++i) add_bias<kBytes>(p, task, e, all_pairs[i]);
     each_part<kBytes>(p, task, e, [&](const Part<BFloat16Pair>& part) __attribute__((always_inline)) {
       const int64_t end = part.begin + padded_columns<float, kBytes>(part.end - part.begin);
       const int64_t steps = operands_of<BFloat16Pair>(part.inner);
