@@ -68,6 +68,11 @@ def products(rows: Tensor, others: Tensor) -> Iterator[Tensor]:
         yield torch.mm(part, others.T, out=memory[: len(part)])
 
 
+def argmax(rows: Tensor) -> Tensor:
+    """``rows.argmax(-1)`` of rows ``[N, K]``, on a CPU by NumPy, whose loop over adjacent numbers is vectorised."""
+    return torch.from_numpy(rows.numpy().argmax(-1)) if rows.device.type == "cpu" else rows.argmax(-1)
+
+
 class Codebook(nn.Module):
     """Codes ``[K, D]``, initially on the unit sphere, that follow the rows assigned to them.
 
@@ -92,7 +97,7 @@ class Codebook(nn.Module):
         rows = wide(rows)
         with torch.no_grad(), full_precision(rows.device):
             unit, codes = F.normalize(rows), F.normalize(self.codes)
-            nearest = torch.cat([part.argmax(-1) for part in products(unit, codes)])
+            nearest = torch.cat([argmax(part) for part in products(unit, codes)])
             assigned = self.codes[nearest]
             if self.training:
                 self._follow(unit, codes, nearest)

@@ -138,6 +138,15 @@ def test_products_are_computed_in_parts(monkeypatch, at_once):
     torch.testing.assert_close((low, low + span), ((rows @ rows.T).min().item(), (rows @ rows.T).max().item()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_first_of_equal_codes_is_the_nearest(dtype):
+    nan, infinity = float("nan"), float("inf")
+    odd = [[1, nan, 2, nan], [3, 1, 3, 3], [nan] * 4, [-infinity] * 4, [0.0, -0.0, 0.0, -1.0]]
+    rows = torch.cat([torch.tensor(odd, dtype=dtype), torch.randint(0, 3, (100, 4)).to(dtype)])
+    assert torch.equal(vqgraph.argmax(rows), rows.argmax(-1))
+    assert vqgraph.argmax(rows[:5]).tolist() == [1, 0, 0, 0, 0]
+
+
 def test_codes_start_as_rows_of_the_graph(split):
     book = Codebook(5, 3, 0.8)
     before = book.codes.clone()
