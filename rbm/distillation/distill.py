@@ -47,7 +47,7 @@ from rbm.utils.arguments import check_flags
 from rbm.utils.cache import Cache, cache_or_temporary
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main_process
 from rbm.utils.precision import fast_float32
-from rbm.utils.progress import Progress, watched_console
+from rbm.utils.progress import Progress, console_for
 from rbm.utils.repeatable import deterministic, plain_modes
 from rbm.utils.suggestions import did_you_mean
 from rbm.utils.timings import Timings
@@ -144,7 +144,7 @@ def distill(
     check_flags(labels_alone=labels_alone, auto=auto, features_only=features_only, resume=resume, overwrite=overwrite)
     check_flags(measure_latency=measure_latency, tensorboard=tensorboard, plots=plots or False)
     config, teacher = _named(config, teacher)
-    console = watched_console() if console == "auto" else console
+    console = console_for(console)
     if not isinstance(encodings, Iterable):
         raise TypeError(f"encodings is {encodings!r}, expected a list of tensors, such as encodings=[positions]")
     if features_only:

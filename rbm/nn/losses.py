@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from rbm.nn.memory_router import Routing, routed_layers
 from rbm.nn.routing_record import RoutingRecord, open_record
+from rbm.utils.arguments import check_weight
 from rbm.utils.distributed import all_gather_rows, all_reduce_sum, world_size
 
 TEMPERATURE_MODES = ("softmax", "scaled_log_probs")
@@ -183,9 +184,16 @@ def auxiliary_loss(
         A scalar. The default weights are those of the section ``rbm`` of the configuration.
 
     Raises:
-        TypeError: ``routing`` is something else than a record.
-        ValueError: the model has no such layer, its routing is not recorded, or it has not been called yet.
+        TypeError: ``routing`` is something else than a record, or a weight is no number.
+        ValueError: a weight is negative, infinite or NaN, the model has no such layer, its routing is not recorded, or
+            it has not been called yet.
     """
+    weights = {
+        "commitment_weight": commitment_weight,
+        "self_similarity_weight": self_similarity_weight,
+        "load_balance_weight": load_balance_weight,
+    }
+    weights = {name: check_weight(name, weight) for name, weight in weights.items()}
     record = open_record(model) if routing is None else routing
     if not isinstance(record, RoutingRecord):
         raise TypeError(
@@ -199,8 +207,6 @@ def auxiliary_loss(
     loss = embedding_loss(
         [record[name] for name in layers],
         [layer.memory for layer in layers.values()],
-        commitment_weight=commitment_weight,
-        self_similarity_weight=self_similarity_weight,
-        load_balance_weight=load_balance_weight,
+        **weights,
     )
     return loss if isinstance(loss, Tensor) else next(iter(layers.values())).memory.new_zeros(())

@@ -20,7 +20,7 @@ from rbm.nn.folded_weights import fold
 from rbm.nn.memory_router import Routing, copy_expert, draw_experts
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.nn.students import MixtureStudent, layer_sizes
-from rbm.utils.arguments import check_choice, check_number, check_probability, check_sizes, check_top_k
+from rbm.utils.arguments import check_choice, check_probability, check_sizes, check_top_k, check_weight
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum
 from rbm.utils.precision import autocast_dtype, full_precision, wide
@@ -76,7 +76,7 @@ class MoELayer(nn.Module):
         )
         self.top_k = check_top_k(top_k, self.num_experts)
         self.dropout = check_probability("dropout", dropout)
-        self.noise = check_number("noise", noise, lambda v: 0.0 <= v < math.inf, "at least 0, not infinite")
+        self.noise = check_weight("noise", noise)
         check_choice("gates_over", gates_over, ("selected", "all"))
         check_choice("pretrain", pretrain, ("first", "proportional"))
         self.gates_over, self.pretrain = gates_over, pretrain

@@ -1,14 +1,13 @@
 """The parameters of a model: their number, their dtype, and groups for weight decay."""
 
 import itertools
-import math
 from typing import Any
 
 import torch
 from torch import nn
 
 from rbm.nn.memory_router import MemoryRouter
-from rbm.utils.arguments import check_number
+from rbm.utils.arguments import check_weight
 
 
 def count_parameters(student: nn.Module) -> tuple[int, int]:
@@ -62,7 +61,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module, not its parameters")
-    check_number("weight_decay", weight_decay, lambda decay: 0.0 <= decay < math.inf, "at least 0, not infinite")
+    check_weight("weight_decay", weight_decay)
     exempt = set()
     for layer in model.modules():
         if isinstance(layer, MemoryRouter):

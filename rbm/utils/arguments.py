@@ -68,6 +68,11 @@ def check_positive(name: str, value: float) -> float:
     return check_number(name, value, lambda v: 0.0 < v < math.inf, "a positive number, not an infinite one")
 
 
+def check_weight(name: str, value: float) -> float:
+    """Check and return a finite number of at least 0, such as the weight of a loss."""
+    return check_number(name, value, lambda v: 0.0 <= v < math.inf, "at least 0, not infinite")
+
+
 def check_divisor(name: str, value: float, dtype: torch.dtype) -> float:
     """Check and return a positive number that is finite in ``dtype``, as is its inverse."""
     limits = torch.finfo(dtype)

@@ -6,6 +6,7 @@ If standard error is not a terminal, for example a log file, lines are written i
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -90,8 +91,16 @@ def _text(form: str, style: str = "none") -> TextColumn:
     return TextColumn(form, style=style, markup=False)
 
 
-def watched_console() -> Console | None:
-    """A console on standard error if it is a terminal or a notebook, else None."""
+def console_for(given: Console | Literal["auto"] | None) -> Console | None:
+    """The console itself, or for ``"auto"`` one on standard error if it is a terminal or a notebook, else None.
+
+    Raises:
+        TypeError: ``given`` is none of these.
+    """
+    if given is None or isinstance(given, Console):
+        return given
+    if not isinstance(given, str) or given != "auto":
+        raise TypeError(f'console is {given!r}, expected a rich.console.Console, "auto", or None to show nothing')
     console = Console(stderr=True)
     return console if _is_watched(console) else None
 

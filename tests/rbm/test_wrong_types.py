@@ -32,6 +32,8 @@ CALLS = {
     "encodings is 3, expected a list of tensors, such as": lambda graph: distill(graph, encodings=3),
     r"encodings\[0\]: got int, expected a dense floating tensor": lambda graph: untrained(graph, encodings=[3]),
     r"encodings\[0\]: got shape \[12\], expected \[60, width\]": lambda graph: untrained(graph, encodings=graph.x),
+    "console is 3, expected a rich.console.Console": lambda graph: distill(graph, console=3),
+    "console is True, expected a rich.console.Console": lambda graph: distill(graph, console=True),
     "plots is 'a', expected True or False": lambda graph: distill(graph, plots="a"),
     "auto is 'no', expected True or False": lambda graph: distill(graph, auto="no"),
     r"changes is \[1\], expected settings by name": lambda graph: rbm.Config().updated([1]),

@@ -165,6 +165,16 @@ def test_auxiliary_loss_names_what_is_no_record():
             rbm.auxiliary_loss(layer, given)
 
 
+@pytest.mark.parametrize("name", ["commitment_weight", "self_similarity_weight", "load_balance_weight"])
+def test_auxiliary_loss_names_what_is_no_weight(name):
+    layer = rbm.FusedRbMLayer(6, 3, 4, 2)
+    with rbm.record_routing(layer):
+        layer(torch.randn(5, 6))
+        for given in ("a", None, True, -0.1, float("nan"), float("inf")):
+            with pytest.raises((TypeError, ValueError), match=rf"^{name} is '?{given}'?, expected"):
+                rbm.auxiliary_loss(layer, **{name: given})
+
+
 def test_auxiliary_loss_takes_the_innermost_record_of_the_whole_model():
     net = model().eval()
     last = net[2]
