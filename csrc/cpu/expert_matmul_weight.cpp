@@ -50,10 +50,11 @@ void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
     });
     if (with_amx) return;
     const auto gated = scratch<Operand>(kPieceRows * width);
+    const auto bias_sum = scratch<Acc>(width);
     // No vector is longer than 64 bytes.
     const auto panels = scratch<Operand>(kPieceRows * (w.in_features + 64));
     each_slice([&](const Slice<T>& slice) {
-      sum_slice(w, slice, gated.get(), panels.get());
+      sum_slice(w, slice, gated.get(), bias_sum.get(), panels.get());
       if constexpr (kConverts) {
         round_all(slice.weight, (slice.end - slice.begin) * w.in_features, slice.grad_weight);
         round_all(slice.bias, slice.end - slice.begin, slice.grad_bias);

@@ -108,14 +108,17 @@ RBM_INLINE void gate_pairs(
   }
 }
 
-// Multiplies the gradients of `count` rows by their gates, into `gated` [steps, `outputs` of `stride`], and adds them
-// to `bias_sum`.
+// Multiplies the gradients of a piece by their gates, into `gated` [steps, the slice's outputs, `stride` apart], and
+// adds them to the slice's biases. `bias_sum` has room for those of the piece: a sum of all rows in their order would
+// have an error that grows with their number.
 template <int kBytes, typename T, typename Operand>
 RBM_INLINE void gate_rows(
-    const WeightGrad<T>& w, const Pair* pairs, int64_t count, int64_t begin, int64_t outputs, int64_t stride,
+    const WeightGrad<T>& w, const Slice<T>& slice, const Pair* pairs, int64_t count, int64_t stride,
     Accumulation<T>* bias_sum, Operand* gated) {
   using Acc = Accumulation<T>;
-  const auto grad_of = [&](int64_t i) { return w.grad + pairs[i].row * w.grad_stride + begin; };
+  const int64_t outputs = slice.end - slice.begin;
+  const auto grad_of = [&](int64_t i) { return w.grad + pairs[i].row * w.grad_stride + slice.begin; };
+  std::fill_n(bias_sum, outputs, Acc(0));
   for (int64_t i = 0; i < count; i += kNumbersOf<Operand>) {
     const Acc gate = w.gates[pairs[i].index];
     const T* const grad = grad_of(i);
@@ -132,6 +135,7 @@ RBM_INLINE void gate_rows(
       }
     }
   }
+  for (int64_t n = 0; n < outputs; ++n) slice.bias[n] += bias_sum[n];
 }
 
 // Copies features [first, first + filled) of `count` rows into a panel of `width` columns, with zeros past the last
@@ -156,10 +160,11 @@ RBM_INLINE void panel_of_rows(
   }
 }
 
-// The sums of a slice. `gated` has room for [kPieceRows, outputs of the slice] and `panels` for [kPieceRows, features,
-// padded to whole vectors].
+// The sums of a slice. `gated` has room for [kPieceRows, outputs of the slice], `bias_sum` for those outputs, and
+// `panels` for [kPieceRows, features, padded to whole vectors].
 template <int kBytes, typename T, typename Operand>
-RBM_INLINE void sum_slice_lanes(const WeightGrad<T>& w, const Slice<T>& slice, Operand* gated, Operand* panels) {
+RBM_INLINE void sum_slice_lanes(
+    const WeightGrad<T>& w, const Slice<T>& slice, Operand* gated, Accumulation<T>* bias_sum, Operand* panels) {
   using Acc = Accumulation<T>;
   constexpr int64_t kWidth = panel_width<Acc, kBytes>();
   const int64_t outputs = slice.end - slice.begin, features = w.in_features;
@@ -170,7 +175,7 @@ RBM_INLINE void sum_slice_lanes(const WeightGrad<T>& w, const Slice<T>& slice, O
   for (int64_t first = 0; first < pairs; first += kPieceRows) {
     const int64_t count = std::min(kPieceRows, pairs - first), steps = operands_of<Operand>(count);
     const Pair* const piece = w.pairs->of(slice.expert) + first;
-    gate_rows<kBytes>(w, piece, count, slice.begin, outputs, outputs, slice.bias, gated);
+    gate_rows<kBytes>(w, slice, piece, count, outputs, bias_sum, gated);
     for (int64_t d = 0; d < padded; d += kWidth) {
       const int64_t width = std::min(kWidth, padded - d);
       panel_of_rows(w, piece, count, d, std::min(width, features - d), width, panels + d * kPieceRows);

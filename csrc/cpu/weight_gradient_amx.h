@@ -20,7 +20,8 @@ struct AmxRoom {
       : blocks(ceil_div(outputs, kBlockRows)),
         gated(scratch<BFloat16Pair>(kAmxPieceSteps * round_up(outputs, kRegisterRows))),
         panels(scratch<BFloat16Pair>(kAmxPieceSteps * kAmxFeatures)),
-        sums(scratch<float>(outputs * kAmxFeatures)) {
+        sums(scratch<float>(outputs * kAmxFeatures)),
+        bias_sum(scratch<float>(outputs)) {
     left.reserve(kAmxPieces * blocks);
     for (int64_t i = 0; i < kAmxPieces * blocks; ++i) left.emplace_back(kAmxPieceSteps);
   }
@@ -30,6 +31,7 @@ struct AmxRoom {
   int64_t blocks;
   Scratch<BFloat16Pair> gated, panels;
   Scratch<float> sums;          // [outputs, kAmxFeatures]
+  Scratch<float> bias_sum;      // [outputs], of a piece
   std::vector<LeftBlock> left;  // [kAmxPieces, blocks]
 };
 
@@ -39,11 +41,12 @@ inline constexpr int kVectorBytesFor<AmxRoom*> = 64;
 // Multiplies the gradients of a piece by their gates and sets its left blocks, whose rows are output features.
 template <int kBytes>
 RBM_INLINE void set_left(
-    const WeightGrad<BFloat16>& w, const Slice<BFloat16>& slice, const Pair* pairs, int64_t count, BFloat16Pair* gated,
+    const WeightGrad<BFloat16>& w, const Slice<BFloat16>& slice, const Pair* pairs, int64_t count, AmxRoom* room,
     LeftBlock* blocks) {
   const int64_t outputs = slice.end - slice.begin, stride = round_up(outputs, kRegisterRows);
   const int64_t steps = operands_of<BFloat16Pair>(count), whole_steps = round_up(steps, kRegisterWidth);
-  gate_rows<kBytes>(w, pairs, count, slice.begin, outputs, stride, slice.bias, gated);
+  BFloat16Pair* const gated = room->gated.get();
+  gate_rows<kBytes>(w, slice, pairs, count, stride, room->bias_sum.get(), gated);
   // Zeros up to a whole register: the left side multiplies them.
   std::fill_n(gated + steps * stride, (whole_steps - steps) * stride, BFloat16Pair{});
   for (int64_t n = 0; n < outputs; n += kRegisterRows) {
@@ -116,7 +119,7 @@ RBM_INLINE void sum_slice_amx_lanes(
     const int64_t end = std::min(begin + kTogether, count);
     for (int64_t first = begin; first < end; first += kAmxPieceRows) {
       LeftBlock* const blocks = room->left_of((first - begin) / kAmxPieceRows);
-      set_left<kBytes>(w, slice, pairs + first, std::min(kAmxPieceRows, end - first), room->gated.get(), blocks);
+      set_left<kBytes>(w, slice, pairs + first, std::min(kAmxPieceRows, end - first), room, blocks);
     }
     for (int64_t d = 0; d < features; d += kAmxFeatures) {
       sum_features<kBytes>(tiles, w, pairs, begin, end, outputs, d, room);
