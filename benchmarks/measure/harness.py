@@ -10,6 +10,7 @@ import gc
 import math
 import os
 import platform
+import random
 import shutil
 import subprocess
 import time
@@ -64,6 +65,9 @@ def interleave(
 ) -> dict[Name, Timing]:
     """Time every variant once per round, in turn, for about ``seconds`` in total but at least ``least`` rounds.
 
+    The turns of each round are in a new order, the same in every run: a variant that always came first would be the one
+    that loads into the caches what the others then find there.
+
     A variant that would need more than its share of ``limit`` seconds for this is timed in fewer rounds, at least by
     one call; :attr:`Timing.rounds` has their number. Call variants that compile on the first call before.
 
@@ -96,11 +100,14 @@ def interleave(
         rounds = most if limit == math.inf else min(most, max(1, int(share / (repeats * took))))
         turns[name] = partial(_run, cycle(calls), repeats), repeats * length, rounds
         times[name] = []
+    order, drawn = list(turns), random.Random(0)
     end = time.perf_counter() + seconds
     for round_ in range(most):
         if round_ >= least and time.perf_counter() > end:
             break
-        for name, (turn, length, rounds) in turns.items():
+        drawn.shuffle(order)
+        for name in order:
+            turn, length, rounds = turns[name]
             if round_ < rounds:
                 times[name].append(clock(turn) / length)
     return {name: Timing.of(seconds_) for name, seconds_ in times.items()}

@@ -34,13 +34,20 @@ def problem(workload: Workload = SMALL) -> Problem:
 def test_variants_take_turns_and_tensors_rotate():
     seen = []
     variants = {"a": [partial(seen.append, "a0"), partial(seen.append, "a1")], "b": partial(seen.append, "b0")}
-    timings = interleave(variants, seconds=0.0, least=3, most=3)
+    timings = interleave(variants, seconds=0.0, least=20, most=20)
     assert set(timings) == {"a", "b"}
     assert all(0 <= t.p20 <= t.median <= t.p80 for t in timings.values())
-    # After the warm-up a turn of 200 calls each: a0 and a1 in alternation, then b.
-    turns = "".join(name[0] for name in seen[-1200:])
-    assert turns == ("a" * 200 + "b" * 200) * 3
-    assert seen[-400:-398] in (["a0", "a1"], ["a1", "a0"])
+    # After the warm-up a turn of 200 calls each, in a new order in each round.
+    turns = [
+        "".join(name[0] for name in seen[len(seen) - first : len(seen) - first + 400]) for first in range(8000, 0, -400)
+    ]
+    orders = [turn[0] + turn[-1] for turn in turns]
+    assert turns == [first * 200 + last * 200 for first, last in orders]
+    assert set(orders) == {"ab", "ba"}
+    assert 5 <= orders.count("ab") <= 15
+    tensors = [name for name in seen if name[0] == "a"][-4000:]
+    assert set(tensors[::2]) != set(tensors[1::2])
+    assert len(set(tensors[::2])) == len(set(tensors[1::2])) == 1
 
 
 def test_percentiles():
