@@ -157,9 +157,8 @@ bool with_tiles(const Work& work) {
 }
 
 // sums [16 kRowTiles, 16 kColumnTiles] = left x right. `left` has a multiple of 16 pairs per row, with zeros after
-// `steps`; `right` has `steps` rows. If kFetches, as many columns after those of `right` are loaded into a cache
-// meanwhile.
-template <typename Tiles, int kRowTiles, int kColumnTiles, bool kFetches>
+// `steps`; `right` has `steps` rows.
+template <typename Tiles, int kRowTiles, int kColumnTiles>
 RBM_INLINE void multiply_block(
     const BFloat16Pair* left, int64_t left_stride, const BFloat16Pair* right, int64_t right_stride, int64_t steps,
     float* sums) {
@@ -181,12 +180,6 @@ RBM_INLINE void multiply_block(
       for (int64_t r = 0; r < steps - k; ++r) std::memcpy(rest + r * kWidth, rows + r * stride, 4 * kWidth);
       rows = rest;
       stride = kWidth;
-    }
-    if constexpr (kFetches) {
-      const BFloat16Pair* const next = right + k * right_stride + kColumnTiles * kRegisterWidth;
-      for (int64_t r = 0; r < std::min(kRegisterRows, steps - k); ++r) {
-        for (int c = 0; c < kColumnTiles; ++c) __builtin_prefetch(next + r * right_stride + c * kRegisterWidth, 0, 2);
-      }
     }
     Tiles::template load<kLeft>(left + k, left_stride);
     if constexpr (kRowTiles == 2) Tiles::template load<kLeft + 1>(left + k + kRegisterRows * left_stride, left_stride);
@@ -231,38 +224,37 @@ class LeftBlock {
     std::memcpy(target + i, source + i, (count - i) * sizeof(BFloat16));
   }
 
-  // Calls act.template operator()<kColumns>(column, numbers) with the products of `valid` rows and `width` columns, a
-  // multiple of 16 of at most kBlockColumns, in parts: numbers [valid, kColumns]. `is_new` tells that the right side is
-  // probably in no cache. A processor loads lines ahead of their use, but slowly if it sees only a half of each row.
+  // Calls act.template operator()<kColumns>(first, last, column, numbers) with the products of `valid` rows and `width`
+  // columns, a multiple of 16 of at most kBlockColumns, in parts: numbers [last - first, kColumns] of the rows [first,
+  // last). `is_new` tells that the right side is probably in no cache. A processor loads lines ahead of their use, but
+  // slowly if it sees only a half of each row; so the first rows are multiplied with all columns, and the others find
+  // these in a cache.
   template <typename Tiles, typename Act>
   RBM_INLINE void multiply(
       Tiles, int64_t valid, const BFloat16Pair* right, int64_t right_stride, int64_t steps, int64_t width, bool is_new,
       const Act& act) {
     alignas(64) float numbers[kBlockRows * kBlockColumns / 2];
-    const BFloat16Pair* const left = pairs_.get();
-    const auto part = [&]<int kRowTiles, int kColumnTiles, bool kFetches = false>(int64_t column)
-                          __attribute__((always_inline)) {
-                            multiply_block<Tiles, kRowTiles, kColumnTiles, kFetches>(
-                                left, stride_, right + column, right_stride, steps, numbers);
-                            act.template operator()<kColumnTiles * kRegisterWidth>(column, numbers);
-                          };
-    if (valid > kRegisterRows) {
+    const auto part = [&]<int kRowTiles, int kColumnTiles>(
+                          int64_t first, int64_t column) __attribute__((always_inline)) {
+      multiply_block<Tiles, kRowTiles, kColumnTiles>(row(first), stride_, right + column, right_stride, steps, numbers);
+      const int64_t last = std::min(valid, first + kRowTiles * kRegisterRows);
+      act.template operator()<kColumnTiles * kRegisterWidth>(first, last, column, numbers);
+    };
+    if (valid > kRegisterRows && !(is_new && width == kBlockColumns)) {
       int64_t column = 0;
-      if (is_new && width == kBlockColumns) {
-        part.template operator()<2, 2, true>(0);
-        column = 2 * kRegisterWidth;
-      }
       for (; column + 2 * kRegisterWidth <= width; column += 2 * kRegisterWidth) {
-        part.template operator()<2, 2>(column);
+        part.template operator()<2, 2>(0, column);
       }
-      if (column < width) part.template operator()<2, 1>(column);
-    } else {
-      // Four registers of sums, because the next product of one has to wait for the last.
+      if (column < width) part.template operator()<2, 1>(0, column);
+      return;
+    }
+    // Four registers of sums, because the next product of one has to wait for the last.
+    for (int64_t first = 0; first < valid; first += kRegisterRows) {
       switch (width / kRegisterWidth) {
-        case 4: return part.template operator()<1, 4>(0);
-        case 3: return part.template operator()<1, 3>(0);
-        case 2: return part.template operator()<1, 2>(0);
-        case 1: return part.template operator()<1, 1>(0);
+        case 4: part.template operator()<1, 4>(first, 0); break;
+        case 3: part.template operator()<1, 3>(first, 0); break;
+        case 2: part.template operator()<1, 2>(first, 0); break;
+        case 1: part.template operator()<1, 1>(first, 0); break;
       }
     }
   }

@@ -10,21 +10,21 @@ namespace rbm::cpu {
 template <int kBytes>
 using GateLanes = typename Lanes<float, kBytes>::Vector[kBlockRows];
 
-// Adds the products of `valid` pairs with kColumns columns from `column` on to their sums, and to those for their
+// Adds the products of `count` pairs with kColumns columns from `column` on to their sums, and to those for their
 // gates.
 template <int kBytes, int kColumns, bool kWithGates>
 RBM_INLINE void add_block(
-    const Product<BFloat16, BFloat16Pair>& p, const Task<float, BFloat16Pair>& task, const Pair* pairs, int64_t valid,
-    int64_t column, const float* numbers, GateLanes<kBytes>& gate_lanes) {
+    const Product<BFloat16, BFloat16Pair>& p, const Task<float, BFloat16Pair>& task, const Pair* pairs, int64_t count,
+    int64_t column, const float* numbers, typename Lanes<float, kBytes>::Vector* gate_lanes) {
   using L = Lanes<float, kBytes>;
   constexpr int kVectors = kColumns / L::kCount;
   if (column + kColumns > p.to) {
-    for (int64_t r = 0; r < valid; ++r) {
+    for (int64_t r = 0; r < count; ++r) {
       add_products(p, task, pairs[r], numbers + r * kColumns, column, p.to - column);
     }
     return;
   }
-  for (int64_t r = 0; r < valid; ++r) {
+  for (int64_t r = 0; r < count; ++r) {
     const float gate = p.gates[pairs[r].index];
     float* const out = task.sums_of(pairs[r]) + column - task.begin;
     const BFloat16* const x = p.x + pairs[r].row * p.x_stride + column;
@@ -84,13 +84,17 @@ RBM_INLINE void multiply_panel_amx_lanes(
         }
         for (int64_t column = part.begin; column < end; column += kBlockColumns) {
           const int64_t width = std::min(kBlockColumns, end - column);
-          const auto add = [&]<int kColumns>(int64_t offset, const float* numbers) __attribute__((always_inline)) {
-            if (p.with_gates) {
-              add_block<kBytes, kColumns, true>(p, task, pairs, valid, column + offset, numbers, gate_lanes);
-            } else {
-              add_block<kBytes, kColumns, false>(p, task, pairs, valid, column + offset, numbers, gate_lanes);
-            }
-          };
+          const auto add =
+              [&]<int kColumns>(int64_t first, int64_t last, int64_t offset, const float* numbers)
+                  __attribute__((always_inline)) {
+                    if (p.with_gates) {
+                      add_block<kBytes, kColumns, true>(
+                          p, task, pairs + first, last - first, column + offset, numbers, gate_lanes + first);
+                    } else {
+                      add_block<kBytes, kColumns, false>(
+                          p, task, pairs + first, last - first, column + offset, numbers, gate_lanes + first);
+                    }
+                  };
           left->multiply(tiles, valid, part.panel(column, width), width, steps, width, false, add);
         }
         if (p.with_gates) add_gate_lanes<kBytes>(task, pairs, valid, gate_lanes);
