@@ -108,7 +108,12 @@ def test_timings_tell_what_came_from_the_cache(small_graph, tmp_path):
 def test_progress_is_shown_where_somebody_looks(small_graph, monkeypatch, watched):
     shown = io.StringIO()
     options = {"file": shown, "force_terminal": watched, "width": 100}
-    monkeypatch.setattr(progress, "Console", lambda quiet=False, stderr=True: Console(quiet=quiet, **options))
+
+    class Shown(Console):
+        def __init__(self, quiet: bool = False, stderr: bool = True) -> None:
+            super().__init__(quiet=quiet, **options)
+
+    monkeypatch.setattr(progress, "Console", Shown)
     run(small_graph)
     assert ("best epoch" in shown.getvalue()) is watched
     before = shown.getvalue()
