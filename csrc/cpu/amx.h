@@ -198,6 +198,13 @@ RBM_INLINE void multiply_block(
   });
 }
 
+// Products [last - first, kColumns] of the rows [first, last) of a left side with the columns from `column` on.
+template <int kColumns>
+struct Products {
+  int64_t first, last, column;
+  const float* numbers;
+};
+
 // The left side of at most kBlockRows rows, each with room for `pairs` pairs.
 class LeftBlock {
  public:
@@ -224,11 +231,10 @@ class LeftBlock {
     std::memcpy(target + i, source + i, (count - i) * sizeof(BFloat16));
   }
 
-  // Calls act.template operator()<kColumns>(first, last, column, numbers) with the products of `valid` rows and `width`
-  // columns, a multiple of 16 of at most kBlockColumns, in parts: numbers [last - first, kColumns] of the rows [first,
-  // last). `is_new` tells that the right side is probably in no cache. A processor loads lines ahead of their use, but
-  // slowly if it sees only a half of each row; so the first rows are multiplied with all columns, and the others find
-  // these in a cache.
+  // Calls act(products) with the products of `valid` rows and `width` columns, a multiple of 16 of at most
+  // kBlockColumns, in parts. `is_new` tells that the right side is probably in no cache. A processor loads lines ahead
+  // of their use, but slowly if it sees only a half of each row; so the first rows are multiplied with all columns, and
+  // the others find these in a cache.
   template <typename Tiles, typename Act>
   RBM_INLINE void multiply(
       Tiles, int64_t valid, const BFloat16Pair* right, int64_t right_stride, int64_t steps, int64_t width, bool is_new,
@@ -238,7 +244,7 @@ class LeftBlock {
                           int64_t first, int64_t column) __attribute__((always_inline)) {
       multiply_block<Tiles, kRowTiles, kColumnTiles>(row(first), stride_, right + column, right_stride, steps, numbers);
       const int64_t last = std::min(valid, first + kRowTiles * kRegisterRows);
-      act.template operator()<kColumnTiles * kRegisterWidth>(first, last, column, numbers);
+      act(Products<kColumnTiles * kRegisterWidth>{first, last, column, numbers});
     };
     if (valid > kRegisterRows && !(is_new && width == kBlockColumns)) {
       int64_t column = 0;

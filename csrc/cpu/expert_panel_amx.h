@@ -84,17 +84,15 @@ RBM_INLINE void multiply_panel_amx_lanes(
         }
         for (int64_t column = part.begin; column < end; column += kBlockColumns) {
           const int64_t width = std::min(kBlockColumns, end - column);
-          const auto add =
-              [&]<int kColumns>(int64_t first, int64_t last, int64_t offset, const float* numbers)
-                  __attribute__((always_inline)) {
-                    if (p.with_gates) {
-                      add_block<kBytes, kColumns, true>(
-                          p, task, pairs + first, last - first, column + offset, numbers, gate_lanes + first);
-                    } else {
-                      add_block<kBytes, kColumns, false>(
-                          p, task, pairs + first, last - first, column + offset, numbers, gate_lanes + first);
-                    }
-                  };
+          const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
+            const Pair* const first = pairs + of.first;
+            const int64_t rows = of.last - of.first, at = column + of.column;
+            if (p.with_gates) {
+              add_block<kBytes, kColumns, true>(p, task, first, rows, at, of.numbers, gate_lanes + of.first);
+            } else {
+              add_block<kBytes, kColumns, false>(p, task, first, rows, at, of.numbers, gate_lanes + of.first);
+            }
+          };
           left->multiply(tiles, valid, part.panel(column, width), width, steps, width, false, add);
         }
         if (p.with_gates) add_gate_lanes<kBytes>(task, pairs, valid, gate_lanes);

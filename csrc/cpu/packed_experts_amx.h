@@ -31,25 +31,24 @@ RBM_INLINE void multiply_columns(
       const int64_t width = std::min(kBlockColumns, end - column);
       const BFloat16* const biases = matrix + column * height;
       const auto* const panel = reinterpret_cast<const BFloat16Pair*>(biases + width) + first * width;
-      const auto add = [&]<int kColumns>(int64_t first_row, int64_t last_row, int64_t offset, const float* numbers)
-                           __attribute__((always_inline)) {
-                             constexpr int kVectors = kColumns / L::kCount;
-                             typename L::Vector bias[kVectors] = {};
-                             for (int v = 0; v < kVectors && first == 0; ++v)
-                               L::load(bias[v], biases + offset + v * L::kCount);
-                             for (int64_t r = first_row; r < last_row; ++r, numbers += kColumns) {
-                               const float gate = p.gates[pairs[r].index];
-                               float* const sums = p.sums_of(pairs[r]) + column + offset;
+      const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
+        constexpr int kVectors = kColumns / L::kCount;
+        typename L::Vector bias[kVectors] = {};
+        for (int v = 0; v < kVectors && first == 0; ++v) L::load(bias[v], biases + of.column + v * L::kCount);
+        for (int64_t r = of.first; r < of.last; ++r) {
+          const float gate = p.gates[pairs[r].index];
+          const float* const numbers = of.numbers + (r - of.first) * kColumns;
+          float* const sums = p.sums_of(pairs[r]) + column + of.column;
 #pragma GCC unroll 4
-                               for (int v = 0; v < kVectors; ++v) {
-                                 typename L::Vector product, sum;
-                                 L::load(product, numbers + v * L::kCount);
-                                 L::load(sum, sums + v * L::kCount);
-                                 sum += gate * (product + bias[v]);
-                                 L::store(sums + v * L::kCount, sum);
-                               }
-                             }
-                           };
+          for (int v = 0; v < kVectors; ++v) {
+            typename L::Vector product, sum;
+            L::load(product, numbers + v * L::kCount);
+            L::load(sum, sums + v * L::kCount);
+            sum += gate * (product + bias[v]);
+            L::store(sums + v * L::kCount, sum);
+          }
+        }
+      };
       left->multiply(tiles, valid, panel, width, steps, width, is_new && i == 0, add);
     }
   }

@@ -94,13 +94,13 @@ RBM_INLINE void sum_features(
       const int64_t valid = std::min(kBlockRows, outputs - n);
       for (int64_t column = 0; column < columns; column += kBlockColumns) {
         const int64_t width = std::min(kBlockColumns, columns - column);
-        const auto add = [&]<int kColumns>(int64_t first_row, int64_t last_row, int64_t offset, const float* numbers)
-                             __attribute__((always_inline)) {
-                               float* const target = room->sums.get() + n * kAmxFeatures + column + offset;
-                               for (int64_t r = first_row; r < last_row; ++r, numbers += kColumns) {
-                                 add_row<kBytes>(numbers, kColumns, first == begin, target + r * kAmxFeatures);
-                               }
-                             };
+        const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
+          float* const target = room->sums.get() + n * kAmxFeatures + column + of.column;
+          for (int64_t r = of.first; r < of.last; ++r) {
+            const float* const numbers = of.numbers + (r - of.first) * kColumns;
+            add_row<kBytes>(numbers, kColumns, first == begin, target + r * kAmxFeatures);
+          }
+        };
         blocks[n / kBlockRows].multiply(tiles, valid, panel_at(column), width, steps, width, false, add);
       }
     }
