@@ -38,9 +38,8 @@ def test_variants_take_turns_and_tensors_rotate():
     assert set(timings) == {"a", "b"}
     assert all(0 <= t.p20 <= t.median <= t.p80 for t in timings.values())
     # After the warm-up a turn of 200 calls each, in a new order in each round.
-    turns = [
-        "".join(name[0] for name in seen[len(seen) - first : len(seen) - first + 400]) for first in range(8000, 0, -400)
-    ]
+    names = "".join(name[0] for name in seen[-8000:])
+    turns = [names[first : first + 400] for first in range(0, 8000, 400)]
     orders = [turn[0] + turn[-1] for turn in turns]
     assert turns == [first * 200 + last * 200 for first, last in orders]
     assert set(orders) == {"ab", "ba"}
