@@ -9,12 +9,14 @@ torch.Size([5, 2])
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from rbm.nn.evaluation import evaluating
 from rbm.nn.memory_router import MemoryRouter, Routing, routed_layers
@@ -23,6 +25,10 @@ from rbm.nn.sparse_rows import Rows, as_rows
 
 # Active records, the innermost last.
 _open: list["RoutingRecord"] = []
+# Blocks that run eagerly at present, and what restores the mode of before.
+_eager_blocks = 0
+_eager_mode: AbstractContextManager | None = None
+_eager_lock = threading.Lock()
 
 
 class RoutingRecord(Mapping[str, Routing]):
@@ -64,8 +70,10 @@ def record_routing(model: nn.Module) -> Iterator[RoutingRecord]:
     Layers are found at any depth, also under ``torch.compile`` or DDP. The outputs of the model do not change. The
     routing is that of the rows that a layer is called with, also if a subclass changes them in its ``forward``. Gates
     and cosines keep their gradients and thus the graph of the forward, so leave the block after each training step, or
-    record under ``torch.no_grad()``. A forward that activation checkpointing repeats is recorded once. Compiled models
-    run eagerly inside the block and need no recompilation after it. There is no overhead outside the block.
+    record under ``torch.no_grad()``. A forward that activation checkpointing repeats is recorded once, but without
+    gradients for ``use_reentrant=True``. Compiled models run eagerly inside the block and need no recompilation after
+    it; if what a checkpoint calls is compiled, call ``backward()`` in the block too. There is no overhead outside the
+    block.
 
     Args:
         model: a layer that routes by memory, or any module that contains such layers.
@@ -75,7 +83,8 @@ def record_routing(model: nn.Module) -> Iterator[RoutingRecord]:
 
     Raises:
         ValueError: the model has no such layer.
-        RuntimeError: a layer is called inside a transformation of ``torch.func``, whose tensors are not valid outside.
+        RuntimeError: a layer is called inside a transformation of ``torch.func``, whose tensors are not valid outside;
+            or the block begins inside a compiled function.
     """
     record = RoutingRecord(routed_layers(model))
     with ExitStack() as stack:
@@ -120,16 +129,37 @@ class _Listener:
                 "routing is recorded inside a transformation of torch.func (grad, jvp, vmap, ...), whose tensors end"
                 " with it: call the transformation outside of record_routing, or ask the layer by return_routing=True"
             )
-        # The memory has not moved since the forward, so the routing is the same. A repeated forward computes it too,
-        # because activation checkpointing requires the same operations as in the first one.
+        if is_recomputing():
+            return
+        # The memory has not moved since the forward, so the routing is the same.
         # A subclass or a hook may return any other tuple.
-        has_routing = isinstance(output, tuple) and len(output) > 1 and isinstance(output[1], Routing)
-        routing = output[1] if has_routing else layer.route(args[0] if args else kwargs["h"])
-        if not is_recomputing():
-            self.record.calls.setdefault(self.name, []).append(routing)
+        if isinstance(output, tuple) and len(output) > 1 and isinstance(output[1], Routing):
+            routing = output[1]
+        else:
+            # Activation checkpointing counts the tensors that a forward saves through its hooks, and its repetition
+            # after the record has ended would save fewer.
+            with saved_tensors_hooks(_with_version, _of_version):
+                routing = layer.route(args[0] if args else kwargs["h"])
+        self.record.calls.setdefault(self.name, []).append(routing)
 
     def __reduce__(self) -> tuple:
         return _Listener, ()
+
+
+def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
+    # A result that refers to the node that made it would never be freed.
+    return tensor.detach(), tensor._version
+
+
+def _of_version(saved: tuple[Tensor, int]) -> Tensor:
+    """The saved tensor, which PyTorch itself does not check if there are hooks."""
+    tensor, version = saved
+    if tensor._version != version:
+        raise RuntimeError(
+            f"a tensor {list(tensor.shape)} that the recorded routing was computed from has been modified in place"
+            " since, and the gradient needs its old values: modify a copy"
+        )
+    return tensor
 
 
 @torch.no_grad()
@@ -181,7 +211,38 @@ def is_sparse_pair(inputs: Any) -> bool:
     return isinstance(first, Tensor) and first.layout == torch.sparse_csr
 
 
-def _eagerly() -> AbstractContextManager:
-    """Run eagerly inside the block, because compiled code ignores hooks that were added after compilation."""
+@contextmanager
+def _eagerly() -> Iterator[None]:
+    """Run eagerly inside the block, because compiled code ignores hooks that were added after compilation.
+
+    The mode is that of the process, and blocks of several threads end in any order: the last one restores it.
+
+    Raises:
+        RuntimeError: inside a compiled function, where PyTorch cannot change to eager mode.
+    """
+    global _eager_blocks, _eager_mode
+    if torch.compiler.is_compiling():
+        _refuse_compilation()
     # If torch._dynamo is not imported, nothing was compiled; importing it takes a second.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    imported = "torch._dynamo" in sys.modules
+    if imported and torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False):
+        _refuse_compilation()
+    with _eager_lock:
+        _eager_blocks += 1
+        if imported and _eager_mode is None:
+            _eager_mode = torch.compiler.set_stance("force_eager")
+    try:
+        yield
+    finally:
+        with _eager_lock:
+            _eager_blocks -= 1
+            if _eager_blocks == 0 and _eager_mode is not None:
+                _eager_mode.__exit__(None, None, None)
+                _eager_mode = None
+
+
+def _refuse_compilation() -> None:
+    raise RuntimeError(
+        "routing is read inside a compiled function, but layers must run eagerly for it: compile the model instead of"
+        " the function that calls record_routing, or ask the layers by return_routing=True"
+    )

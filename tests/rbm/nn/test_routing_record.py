@@ -5,7 +5,9 @@ import pickle
 
 import pytest
 import torch
+from kept_nodes import gradient_node_is_kept
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 
 import rbm
@@ -97,14 +99,19 @@ def test_copies_and_pickles_made_inside_hear_nothing():
     assert list(routing) == NAMES
 
 
-def test_checkpointed_layers_are_recorded_once_and_their_gradients_stay():
+@pytest.mark.parametrize("inside", [True, False], ids=["backward inside", "backward after the block"])
+def test_checkpointed_layers_are_recorded_once_and_their_gradients_stay(inside):
     plain, net = model(), model(checkpointed=True)
     net.load_state_dict(plain.state_dict())
     rbm.track_usage(net)
     x = torch.randn(7, 3)
     for each in (plain, net):
         with rbm.record_routing(each) as routing:
-            (each(x).square().sum() + rbm.auxiliary_loss(each)).backward()
+            loss = each(x).square().sum() + rbm.auxiliary_loss(each)
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
         assert [len(calls) for calls in routing.calls.values()] == [1, 1]
     for p, q in zip(plain.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
@@ -119,6 +126,20 @@ def test_a_repeated_forward_is_neither_recorded_nor_counted(use_reentrant):
         checkpoint(layer, x, use_reentrant=use_reentrant).sum().backward()
     assert len(routing.calls[""]) == 1
     assert rbm.expert_usage(layer)[""].rows == 7
+
+
+def test_a_record_keeps_no_part_of_its_graph_and_notices_rows_that_change():
+    layer, x = FusedRbMLayer(6, 2, 5, 3), torch.randn(7, 6, requires_grad=True)
+    with rbm.record_routing(layer) as routing:
+        layer(x)
+    del routing
+    assert not gradient_node_is_kept(x)
+    h = 2 * x
+    with rbm.record_routing(layer) as routing:
+        layer(h)
+    h.detach().add_(1)
+    with pytest.raises(RuntimeError, match=r"a tensor \[7, 6\] .* has been modified in place since"):
+        routing[""].cosines.sum().backward()
 
 
 def test_auxiliary_loss_has_the_weights_of_the_configuration():
@@ -311,6 +332,38 @@ def test_compiled_models_count_and_accumulate_in_one_graph_and_are_recorded():
     assert rbm.expert_usage(compiled)["0"].rows == 8
     twin(x)
     torch.testing.assert_close(net.eval()[0].memory, twin.eval()[0].memory)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_record_inside_a_compiled_function_is_refused(fullgraph):
+    net, x = model(), torch.randn(7, 3)
+
+    def loss(x):
+        with rbm.record_routing(net):
+            return net(x).sum() + rbm.auxiliary_loss(net)
+
+    expected = copy.deepcopy(net)(x)
+    with pytest.raises(RuntimeError, match=r"read inside a compiled function.*: compile the model instead"):
+        torch.compile(loss, backend="aot_eager", fullgraph=fullgraph)(x)
+    torch.testing.assert_close(net(x), expected)
+
+
+@pytest.mark.compiler
+def test_the_last_block_to_end_lets_compiled_models_run_compiled_again():
+    """Threads of a process end their blocks in any order."""
+    graphs = CompileCounter()
+    compiled = torch.compile(model(), backend=graphs)
+    blocks = rbm.record_routing(compiled), rbm.record_routing(compiled)
+    records = [block.__enter__() for block in blocks]
+    compiled(torch.randn(7, 3))
+    blocks[0].__exit__(None, None, None)
+    compiled(torch.randn(7, 3))
+    assert [len(record.calls["2"]) for record in records] == [1, 2]
+    blocks[1].__exit__(None, None, None)
+    assert graphs.frame_count == 0
+    compiled(torch.randn(7, 3))
+    assert graphs.frame_count == 1
 
 
 def test_compiled_models_are_visited():
