@@ -13,6 +13,7 @@ from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.memory_router import MemoryRouter
 from rbm.nn.routing_record import is_sparse_pair, visit_router_inputs
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, memory_statistics
+from rbm.utils.arguments import check_at_least
 
 
 def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: int | None = None) -> Tensor:
@@ -110,18 +111,26 @@ def initialize_memory(
         model: a student, or any module that contains layers that route by memory.
         inputs: input of the model: one value (for a student, rows ``[B, F]``, dense or sparse), a tuple of positional
             arguments, or a mapping of keyword arguments. In a distributed process group, the same on all ranks.
-        seed: of K-means and of the random draw.
+        seed: of K-means and of the random draw, at least 0 and below 2^32.
         max_rows: use only this many entries of the first dimension of the inputs, drawn at random once. If a layer sees
             this many rows or more, mini-batch K-means is fitted on this many of them. All by default.
         groups: int64 ``[B]``, below the number of experts; replaces K-means in each layer. The vector of an expert is
             then the mean direction of the rows of its group, and each layer must see one row per input.
 
     Raises:
+        TypeError: ``seed`` or ``max_rows`` is not a whole number, or ``groups`` is not an int64 tensor.
         ValueError: the model has no such layer or calls none, a layer sees fewer rows than it has experts, rows are
-            not finite, or the length of ``groups`` is not the number of a layer's rows.
+            not finite, ``seed`` or ``max_rows`` is out of range, ``groups`` names an expert that a layer does not have,
+            or its length is not the number of a layer's rows.
         RuntimeError: the memory of a layer is parametrised.
     """
+    if (seed := check_at_least("seed", seed, 0)) >= 2**32:
+        raise ValueError(f"seed is {seed}, expected below 2^32")
+    if groups is not None and (not isinstance(groups, Tensor) or groups.dtype != torch.int64 or groups.dim() != 1):
+        found = f"{groups.dtype} {list(groups.shape)}" if isinstance(groups, Tensor) else f"a {type(groups).__name__}"
+        raise TypeError(f"groups are {found}, expected an int64 tensor [B]")
     if max_rows is not None:
+        max_rows = check_at_least("max_rows", max_rows, 1)
         inputs = sample_inputs(inputs, max_rows, seed)
         groups = None if groups is None else _sample(groups, max_rows, seed)
 
@@ -132,6 +141,11 @@ def initialize_memory(
         elif len(groups) != rows.shape[0]:
             raise ValueError(
                 f"groups are {len(groups)} and layer {name!r} sees {rows.shape[0]} rows, expected one group a row"
+            )
+        elif len(groups) and (int(groups.min()) < 0 or int(groups.max()) >= layer.num_experts):
+            raise ValueError(
+                f"groups hold {int(groups.min())} to {int(groups.max())}, expected between 0 and"
+                f" {layer.num_experts - 1}, the experts of layer {name!r}"
             )
         else:
             centers = group_memory(rows, groups, layer.num_experts)

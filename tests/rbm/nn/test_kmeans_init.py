@@ -1,5 +1,7 @@
 """Memory vectors start at the K-means centres of what each router sees, or at the means of given groups."""
 
+import re
+
 import pytest
 import torch
 from sklearn.cluster import KMeans, MiniBatchKMeans
@@ -109,6 +111,27 @@ def test_groups_place_every_layer_and_are_sampled_as_the_rows_are():
     near = F.cosine_similarity(first.memory, group_memory(x, groups, 3), dim=-1)
     assert (near > 0.99).all(), "each sampled row still has its own group"
     assert not torch.equal(first.memory, group_memory(x, groups, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"seed": -1}, ValueError, "seed is -1, expected at least 0"),
+        ({"seed": 2**32}, ValueError, "seed is 4294967296, expected below 2^32"),
+        ({"seed": None}, TypeError, "seed is None, expected a whole number"),
+        ({"max_rows": 0}, ValueError, "max_rows is 0, expected at least 1"),
+        ({"max_rows": 30.0}, TypeError, "max_rows is 30.0, expected a whole number; use int(max_rows)"),
+        ({"groups": [0] * 60}, TypeError, "groups are a list, expected an int64 tensor [B]"),
+        ({"groups": torch.zeros(60)}, TypeError, "groups are torch.float32 [60], expected an int64 tensor [B]"),
+        ({"groups": torch.zeros(60, 1).long()}, TypeError, "groups are torch.int64 [60, 1], expected an int64 tensor"),
+        ({"groups": torch.arange(60) % 4}, ValueError, "groups hold 0 to 3, expected between 0 and 2, the experts of"),
+        ({"groups": torch.arange(60) % 3 - 1}, ValueError, "groups hold -1 to 1, expected between 0 and 2, the exp"),
+    ],
+)
+def test_arguments(options, error, message):
+    student = RbMStudent(8, 6, 3, num_layers=2, num_experts=3, top_k=2)
+    with pytest.raises(error, match=f"^{re.escape(message)}"):
+        initialize_memory(student, clusters()[1], **options)
 
 
 def test_rows_are_drawn_by_the_seed_and_stay_in_order():
