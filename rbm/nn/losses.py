@@ -103,7 +103,8 @@ def self_similarity_loss(memory: Tensor) -> Tensor:
     """Eq. 7: mean cosine over all pairs of memory vectors ``[E, D]``, with the gradient of one side only. It pushes
     memory vectors apart.
     """
-    unit = F.normalize(memory, dim=-1)
+    # A copy, because a layer moves its memory in place: in eval(), or in a forward before the backward pass.
+    unit = F.normalize(memory.clone(), dim=-1)
     return (unit @ unit.detach().T).mean()
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rbm.nn.conversion import mend_buffers
 from rbm.nn.repeated_forward import first_forward, is_recomputing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, memory_statistics
 from rbm.utils.arguments import (
@@ -297,12 +298,7 @@ class MemoryRouter(nn.Module):
     def _apply(self, fn, recurse: bool = True) -> "MemoryRouter":
         before = dict(self._buffers)
         super()._apply(fn, recurse)
-        for name, buffer in self._buffers.items():
-            if buffer.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = before[name].to(buffer.device, torch.float32)
-            # to_empty() leaves any bytes. No state_dict replaces these buffers, and the next forward would use them.
-            if name in self._non_persistent_buffers_set and before[name].is_meta and not buffer.is_meta:
-                buffer.zero_()
+        mend_buffers(self, before)
         return self
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:

@@ -209,6 +209,25 @@ def test_conversion_keeps_what_was_recorded_and_counted():
     assert torch.equal(layer.eval().memory, twin.eval().memory)
 
 
+@pytest.mark.parametrize("convert", [nn.Module.double, nn.Module.half, nn.Module.share_memory])
+def test_a_trained_memory_stays_the_tensor_that_its_optimizer_holds(convert):
+    layer = FusedRbMLayer(6, 4, 5, 2)
+    memory = layer.memory.requires_grad_()
+    optimizer = torch.optim.SGD([memory], lr=0.1)
+    rbm.nn.losses.self_similarity_loss(layer.memory).backward()
+    convert(layer)
+    assert layer.memory is memory
+    assert layer.memory.is_leaf
+    before = memory.detach().clone()
+    rbm.nn.losses.self_similarity_loss(layer.memory).backward()
+    optimizer.step()
+    assert not torch.equal(layer.memory, before)
+    assert copy.deepcopy(layer).memory.requires_grad
+    layer.to("meta").to_empty(device="cpu")
+    assert layer.memory.requires_grad
+    assert layer.memory.is_leaf
+
+
 def test_a_state_that_is_assigned_to_a_layer_on_the_meta_device_leaves_counts_that_work():
     layer = FusedRbMLayer(6, 4, 5, 2, device="meta")
     layer.load_state_dict(FusedRbMLayer(6, 4, 5, 2).state_dict(), assign=True)
