@@ -145,7 +145,8 @@ def test_bad_arguments(position, value, error, message):
         expert_matmul(*arguments)
 
 
-def test_one_tensor_of_an_order():
+def test_what_is_no_order():
     x, weight, bias, gates, experts = problem((4, 6, 5, 3, 2), torch.float32)
-    with pytest.raises(TypeError, match=r"order is a Tensor, expected None or all that rbm_kernels\.expert_order"):
-        expert_matmul(x, weight, bias, gates, experts, expert_order(experts, 3).order)
+    for order, kind in ((expert_order(experts, 3).order, "Tensor"), (3, "int")):
+        with pytest.raises(TypeError, match=rf"order is a {kind}, expected None or all that rbm_kernels\.expert_order"):
+            expert_matmul(x, weight, bias, gates, experts, order)

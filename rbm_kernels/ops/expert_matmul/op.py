@@ -83,7 +83,7 @@ def expert_matmul(
             # Made outside the operator: the backward pass sees the operator's inputs, and can reuse it.
             order = order_for(x, weight, experts)
         return torch.ops.rbm.expert_matmul(x, weight, bias, gates, experts, *(order or ()))
-    except (RuntimeError, IndexError, AttributeError):
+    except (RuntimeError, IndexError, AttributeError, TypeError):
         # C++ implementations can only raise RuntimeError, so repeat their checks here to raise the right class.
         _check(x, weight, bias, gates, experts)
         if order is not None and not isinstance(order, tuple):
