@@ -27,9 +27,12 @@ def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: 
             default, fit on all rows.
 
     Raises:
-        ValueError: there are fewer rows than experts, or rows are not finite.
+        ValueError: there are fewer rows than experts, ``max_rows`` is below the number of experts, or rows are not
+            finite.
     """
     rows = as_rows(rows)
+    if max_rows is not None and max_rows < num_experts:
+        raise ValueError(f"max_rows is {max_rows}, expected at least {num_experts}, the number of experts")
     if rows.shape[0] < num_experts:
         raise ValueError(
             f"num_experts is {num_experts} but there are only {rows.shape[0]} rows to place memory vectors by;"

@@ -72,6 +72,8 @@ def test_no_direction_keeps_the_random_start():
 def test_bad_rows():
     with pytest.raises(ValueError, match="num_experts is 4 but there are only 3 rows"):
         kmeans_memory(torch.randn(3, 2), 4)
+    with pytest.raises(ValueError, match="max_rows is 3, expected at least 4, the number of experts"):
+        kmeans_memory(torch.randn(3, 2), 4, max_rows=3)
     with pytest.raises(ValueError, match="rows hold NaN or infinity"):
         kmeans_memory(torch.tensor([[1.0, float("nan")], [1.0, 2.0]]), 2)
 
