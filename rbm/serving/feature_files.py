@@ -19,7 +19,7 @@ from rbm.datasets.readers.matrices import SPARSE_NAMES, scipy_csr
 from rbm.datasets.readers.parquet import check_columns, is_list, numbers
 from rbm.datasets.readers.text import read_chunks
 from rbm.nn.sparse_rows import Rows, SparseRows
-from rbm.utils.arrays import open_npy, read_npz
+from rbm.utils.arrays import NpyFile, read_npz
 from rbm.utils.files import check_ending, optional
 
 _PIECE_NUMBERS, _PIECE_ROWS = 2**22, 2**14
@@ -33,7 +33,7 @@ class FeatureFile:
         path: the file.
         rows: the number of rows; None if it is only known after reading (``.csv``).
         pieces: yields float32 rows ``[b, width]`` in order, dense or sparse. Raises ValueError if the file turns out to
-            be damaged, at the first row with NaN or infinity, or if the number of rows has changed.
+            be damaged, at the first row with NaN or infinity, or if another process has changed a ``.npy``.
     """
 
     path: Path
@@ -80,7 +80,7 @@ def open_features(path: Path | str, width: int, meaning: str = "features") -> Fe
                 yield _checked(path, array, start)
                 start += array.shape[0]
             if shape[0] is not None and start != shape[0]:
-                raise ValueError(f"it had {shape[0]} rows when it was opened and {start} were read; it has changed")
+                raise ValueError(f"it names {shape[0]} rows and holds {start}")
 
     return FeatureFile(path, shape[0], pieces)
 
@@ -127,19 +127,19 @@ _Read = tuple[tuple[int | None, ...], Callable[[], Iterator[Any]]]
 
 
 def _open_npy(path: Path, at_once: int) -> _Read:
-    shape = _numbers(open_npy(path)).shape
+    file = NpyFile(path)
+    _check_numbers(file.dtype)
 
     def read() -> Iterator[np.ndarray]:
-        for start in range(0, shape[0], at_once):
-            yield _numbers(open_npy(path))[start : start + at_once]
+        for start in range(0, file.shape[0], at_once):
+            yield file.map()[start : start + at_once]
 
-    return shape, read
+    return file.shape, read
 
 
-def _numbers(array: np.ndarray) -> np.ndarray:
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"it holds {array.dtype}, not real numbers")
-    return array
+def _check_numbers(dtype: np.dtype) -> None:
+    if dtype.kind not in "biuf":
+        raise ValueError(f"it holds {dtype}, not real numbers")
 
 
 def _open_npz(path: Path, at_once: int) -> _Read:
@@ -149,7 +149,8 @@ def _open_npz(path: Path, at_once: int) -> _Read:
             rows = scipy_csr(read_npz(path, SPARSE_NAMES)[1]).astype(np.float32)
         rows.sum_duplicates()  # and sorts the columns of each row
     elif "x" in names:
-        rows = _numbers(read_npz(path, ("x",))[1]["x"])
+        rows = read_npz(path, ("x",))[1]["x"]
+        _check_numbers(rows.dtype)
     else:
         raise ValueError(f"it holds {', '.join(names[:8]) or 'nothing'}")
     return rows.shape, lambda: (rows[start : start + at_once] for start in range(0, rows.shape[0], at_once))

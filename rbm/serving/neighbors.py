@@ -1,7 +1,8 @@
 """Encodings for rows of features: of the training graph's nodes that the rows are, or from their neighbours there."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from rbm.datasets.encodings import transfer
 from rbm.datasets.readers.node_ids import NodeIds, read_nodes
 from rbm.datasets.readers.text import read_table
-from rbm.utils.arrays import open_npy
+from rbm.utils.arrays import NpyFile
 from rbm.utils.files import check_ending
 
 _EDGES_AT_ONCE = 2**22
@@ -82,9 +83,10 @@ class Neighbors:
     """
 
     def __init__(self, path: Path | str, known: Tensor, rows: int | None, ids: NodeIds | None = None) -> None:
-        self.path, self.known, self._order = Path(path), known, None
+        self.path, self.known, self._edges, self._order = Path(path), known, None, None
         self.missing, self.first_missing = 0, []
-        self._edges, kind, shape = _open_table("neighbors file", path, ids, 2)
+        self._table = _Table("neighbors file", path, ids, 2)
+        kind, shape = self._table.dtype, self._table.shape
         if len(shape) != 2 or shape[1] != 2 or kind.kind not in "iu":
             raise ValueError(f"neighbors file {path} holds {kind} of shape {shape}, expected whole numbers [M, 2]")
         self.count, self._place = shape[0], 0
@@ -127,8 +129,7 @@ class Neighbors:
         return unencoded_message("row", self.missing, rows, f"have no neighbour in {self.path}", self.first_missing)
 
     def _open(self) -> np.ndarray:
-        # Mapped anew each time, like features, so that pages that were read do not accumulate.
-        return self._edges if self._edges is not None else open_npy(self.path)
+        return self._table.rows() if self._edges is None else self._edges
 
     def _check(self, ids: np.ndarray, start: int, count: int | None, what: str) -> None:
         last = np.iinfo(np.int64).max if count is None else count - 1
@@ -167,7 +168,7 @@ class Nodes:
         ids: NodeIds | None = None,
     ) -> None:
         self.path, self.known, self.neighbors, self.ids = Path(path), known, neighbors, ids
-        self._in_order, self._nodes = str(path) == ALL, None
+        self._in_order = str(path) == ALL
         self._total = len(ids) if known is None else len(known)
         if self._in_order:
             self.count = self._total
@@ -177,7 +178,8 @@ class Nodes:
                     f"nodes is {str(path)!r}, expected a .npy or .csv file with the node of each row of features, or"
                     f" the word {ALL}"
                 )
-            self._nodes, kind, shape = _open_table("nodes file", path, ids, 1)
+            self._table = _Table("nodes file", path, ids, 1)
+            kind, shape = self._table.dtype, self._table.shape
             if kind.kind not in "iu" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
                 raise ValueError(f"nodes file {path} holds {kind} of shape {shape}, expected whole numbers [B]")
             self.count = shape[0]
@@ -225,7 +227,7 @@ class Nodes:
     def _of(self, start: int, stop: int) -> np.ndarray:
         if self._in_order:
             return np.arange(start, stop)
-        nodes = (open_npy(self.path) if self._nodes is None else self._nodes)[start:stop].reshape(-1)
+        nodes = self._table.rows()[start:stop].reshape(-1)
         if nodes.dtype == np.uint64 and (beyond := np.flatnonzero(nodes > np.iinfo(np.int64).max)).size:
             raise self._unknown(start + beyond[0], nodes[beyond[0]])  # it would become a negative number, such as -1
         return np.array(nodes, dtype=np.int64)
@@ -243,26 +245,38 @@ class Nodes:
         )
 
 
-def _open_table(
-    what: str, path: Path | str, ids: NodeIds | None, columns: int
-) -> tuple[np.ndarray | None, np.dtype, list[int]]:
-    """Open a file of whole numbers: its content (None for a ``.npy``, which is mapped), dtype and shape.
+class _Table:
+    """A file of whole numbers. With ``ids``, the last column of a ``.csv`` holds ids, which become numbers of nodes.
 
-    With ``ids``, the last column of a ``.csv`` holds ids, and the content has the numbers of these nodes. A ``.csv``
-    with a header alone has no rows of ``columns`` numbers; one without any byte is taken for a failed write.
+    A ``.npy`` is mapped anew each time, like features. A ``.csv`` with a header alone has no rows of ``columns``
+    numbers; one without any byte is taken for a failed write.
     """
-    file = check_ending(what, path, (".npy", ".csv"))
-    if not file.is_file():
-        raise FileNotFoundError(f"{what} {path} does not exist")
-    try:
-        if file.suffix == ".npy":
-            held, table = None, open_npy(file)
-        elif not file.stat().st_size:
-            raise ValueError("it is empty, not even a header")
-        else:
-            held = table = read_nodes(file, ids) if ids is not None else read_table(file, np.int64, header=True)
-            if not table.size:
-                held = table = table.reshape(0, columns)
-    except ValueError as error:
-        raise ValueError(f"{what} {path} cannot be read ({error}); expected .npy or .csv") from error
-    return held, table.dtype, list(table.shape)
+
+    def __init__(self, what: str, path: Path | str, ids: NodeIds | None, columns: int) -> None:
+        self._name = f"{what} {path}"
+        file = check_ending(what, path, (".npy", ".csv"))
+        if not file.is_file():
+            raise FileNotFoundError(f"{self._name} does not exist")
+        with self._readable():
+            if file.suffix == ".npy":
+                self._held = NpyFile(file)
+            elif not file.stat().st_size:
+                raise ValueError("it is empty, not even a header")
+            else:
+                held = read_nodes(file, ids) if ids is not None else read_table(file, np.int64, header=True)
+                self._held = held if held.size else held.reshape(0, columns)
+        self.dtype, self.shape = self._held.dtype, list(self._held.shape)
+
+    def rows(self) -> np.ndarray:
+        """The content; ValueError if another process has changed the file."""
+        if isinstance(self._held, np.ndarray):
+            return self._held
+        with self._readable():
+            return self._held.map()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(f"{self._name} cannot be read ({error}); expected .npy or .csv") from error

@@ -62,6 +62,43 @@ def open_npy(path: Path, mode: str = "r") -> np.ndarray:
         raise ValueError(first_line(error)) from error
 
 
+class NpyFile:
+    """An ``.npy`` that is mapped anew for each part that is read, while other processes may write to its folder.
+
+    Pages that were read count as memory of the process for as long as their mapping exists.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        shape, dtype: of its array.
+
+    Raises:
+        ValueError: as for :func:`open_npy`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._state = self._written()  # before it is opened: a file that replaces it in between is noticed
+        array = open_npy(path)
+        self.shape, self.dtype = array.shape, array.dtype
+
+    def map(self) -> np.ndarray:
+        """The array; ValueError if the file is not the one that was opened first, with the same content."""
+        array = open_npy(self.path)
+        if self._written() != self._state:
+            raise ValueError("another process has changed it since it was opened; repeat the command")
+        return array
+
+    def _written(self) -> tuple[int, int]:
+        # Not the inode, whose number changes on some network file systems.
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            raise ValueError(first_line(error)) from error
+        return found.st_size, found.st_mtime_ns
+
+
 def read_npz(path: Path, wanted: Iterable[str] | Callable[[str], bool]) -> tuple[list[str], dict[str, np.ndarray]]:
     """Read the wanted arrays of an ``.npz``; the others are not read, however large they are.
 

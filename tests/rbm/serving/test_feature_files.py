@@ -86,15 +86,11 @@ def test_no_rows_in_a_column_of_lists(run, tmp_path, length):
     assert np.load(tmp_path / "out.npy").shape == (0, 3)
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [((rows, F), "it had 23 rows when it was opened and .*changed") for rows in (7, 10, 46)]
-    + [((ROWS, F + 1), "rows from 5 on hold 7 numbers, not 6")],
-)
-def test_features_that_another_process_replaces_meanwhile(run, x, tmp_path, monkeypatch, shape, message):
-    """The file is mapped anew for each chunk of five rows, and the number of rows is that of the first mapping."""
+@pytest.mark.parametrize("shape", [(7, F), (ROWS, F), (46, F), (ROWS, F + 1)])
+def test_features_that_another_process_replaces_meanwhile(run, x, tmp_path, monkeypatch, shape):
+    """The file is mapped anew for each chunk of five rows: those of another file would be mixed with the first ones."""
     np.save(tmp_path / "x.npy", x)
-    np.save(tmp_path / "other.npy", np.resize(x, shape))
+    np.save(tmp_path / "other.npy", np.resize(-x, shape))
     predict = prediction.predict_probabilities
 
     def replace(*arguments):
@@ -103,7 +99,7 @@ def test_features_that_another_process_replaces_meanwhile(run, x, tmp_path, monk
         return predict(*arguments)
 
     monkeypatch.setattr(prediction, "predict_probabilities", replace)
-    with pytest.raises(ValueError, match=rf"x\.npy cannot be read \({message}"):
+    with pytest.raises(ValueError, match=r"x\.npy cannot be read \(another process has changed it since"):
         predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy")
     assert not (tmp_path / "out.npy").exists()
 

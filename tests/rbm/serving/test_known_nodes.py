@@ -7,7 +7,7 @@ import torch
 import rbm
 from rbm.config import Config
 from rbm.datasets.encodings import transfer
-from rbm.serving import feature_files, neighbors
+from rbm.serving import feature_files, neighbors, prediction
 from rbm.serving.prediction import predict_file
 from rbm.training.run_folder import RunFolder, SavedStudent, save_students
 
@@ -72,6 +72,26 @@ def test_all_nodes_in_their_order(run, known, tmp_path, ending):
         ):
             predict_file(run, tmp_path / f"x.{ending}", tmp_path / "other.npy", nodes="all")
         assert not (tmp_path / "other.npy").exists()
+
+
+@pytest.mark.parametrize("table", ["nodes", "neighbors"])
+def test_a_table_that_another_process_replaces_meanwhile(run, tmp_path, monkeypatch, table):
+    """Tables are mapped anew for each chunk of rows, and were checked when they were opened."""
+    rows = np.arange(ROWS)
+    tables = {"nodes": rows, "neighbors": np.stack([rows, rows], axis=1)}
+    save(tmp_path, **tables)
+    np.save(tmp_path / "other.npy", tables[table] + 1)
+    predict = prediction.predict_probabilities
+
+    def replace(*arguments):
+        if (tmp_path / "other.npy").exists():
+            (tmp_path / "other.npy").replace(tmp_path / f"{table}.npy")
+        return predict(*arguments)
+
+    monkeypatch.setattr(prediction, "predict_probabilities", replace)
+    with pytest.raises(ValueError, match=rf"^{table} file .*{table}\.npy cannot be read \(another process has changed"):
+        predict_file(run, tmp_path / "x.npy", tmp_path / "out.npy", **{table: tmp_path / f"{table}.npy"})
+    assert not (tmp_path / "out.npy").exists()
 
 
 def test_new_nodes_among_known_ones(run, known, tmp_path, command):
