@@ -5,7 +5,6 @@ the ``student.json`` of a run folder describes all students of the run.
 """
 
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +143,8 @@ def rebuild(
         if math.prod(count for count in counts if isinstance(count, int)) > max(1, len(tensors)):
             raise ValueError(f"they describe more layers than {weights} has tensors, {len(tensors)}")
         if kind.__module__.startswith("rbm."):  # the class of a plugin may not support meta tensors
-            with torch.device("meta"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # nothing is copied
-                _load_state(kind(**arguments), tensors, weights)
+            with torch.device("meta"):
+                _load_state(kind(**arguments), {name: tensor.to("meta") for name, tensor in tensors.items()}, weights)
         student = kind(**arguments)
     except _UnfitError:
         raise

@@ -4,10 +4,13 @@ import copy
 import json
 import shutil
 import sys
+import threading
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from saved_runs import save_run
 
 import rbm
 from rbm import MLPStudent, RbMStudent
@@ -75,6 +78,31 @@ def test_a_class_of_ones_own_may_read_tensors_as_it_is_made(monkeypatch, tmp_pat
 
     Mine(6, 3).save_pretrained(tmp_path)
     assert hub.load(tmp_path).scale == 4.0
+
+
+def test_two_threads_that_load_leave_all_warnings_as_they_were(tmp_path, monkeypatch):
+    """``warnings.catch_warnings`` in a thread may restore the filters that another thread has set for itself."""
+    folder = save_run(tmp_path / "run", 6)
+    make, second_is_in, first_is_done = RbMStudent.__init__, threading.Event(), threading.Event()
+
+    def slow(self, *args, **options):
+        """Both threads are in here before the first ends, which is before the second does."""
+        make(self, *args, **options)
+        if threading.current_thread() is second:
+            second_is_in.set()
+            first_is_done.wait(60)
+        else:
+            if not second.is_alive():
+                second.start()
+            second_is_in.wait(60)
+
+    second = threading.Thread(target=lambda: rbm.load(folder))
+    monkeypatch.setattr(RbMStudent, "__init__", slow)
+    before = list(warnings.filters)
+    rbm.load(folder)
+    first_is_done.set()
+    second.join(60)
+    assert warnings.filters == before
 
 
 @pytest.fixture(scope="module")
