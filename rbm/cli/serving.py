@@ -65,10 +65,9 @@ def predict(
 
     For a folder of .parquet files, one file is written per input file; the same command continues a killed run.
     """
-    from rbm.serving.grown_graph import predict_graph
-    from rbm.serving.prediction import predict_file
-
     if graph is not None:
+        from rbm.serving.grown_graph import predict_graph
+
         given = {"features": features, "nodes": nodes, "neighbors": neighbors, "ray": ray or None, "workers": workers}
         if named := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"graph: got {graph} together with {', '.join(named)}; leave one of them out")
@@ -92,6 +91,8 @@ def predict(
             raise ValueError(
                 f"workers: got {workers} for one file; leave it out, or name a folder of files and add --ray"
             )
+        from rbm.serving.prediction import predict_file
+
         out = Path("predictions.csv") if out is None else out
         rows = predict_file(run, features, out, **joined)
     print_line(console, f"{rows} predictions written to {out}")

@@ -1,19 +1,29 @@
 """Graphs: datasets that the package loads by name, users' own graphs from files, and checks for both."""
 
-from rbm.datasets.load import check_files, load_dataset
-from rbm.datasets.registry import DATASETS, DatasetInfo, dataset_name, find_dataset, unseen_fraction
-from rbm.datasets.user_graph import load_graph
-from rbm.datasets.validation import num_classes, validate_data
+from importlib import import_module
 
-__all__ = [
-    "DATASETS",
-    "DatasetInfo",
-    "check_files",
-    "dataset_name",
-    "find_dataset",
-    "load_dataset",
-    "load_graph",
-    "num_classes",
-    "unseen_fraction",
-    "validate_data",
-]
+# The readers need PyTorch Geometric, which takes longer to import than PyTorch. Predictions need the encodings alone.
+_LAZY = {
+    "DATASETS": "registry",
+    "DatasetInfo": "registry",
+    "check_files": "load",
+    "dataset_name": "registry",
+    "find_dataset": "registry",
+    "load_dataset": "load",
+    "load_graph": "user_graph",
+    "num_classes": "validation",
+    "unseen_fraction": "registry",
+    "validate_data": "validation",
+}
+
+__all__ = [*_LAZY]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'rbm.datasets' has no attribute {name!r}")
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

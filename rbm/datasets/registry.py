@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch_geometric.data import Data
+from typing import TYPE_CHECKING
 
 from rbm.config import PROTOCOLS
 from rbm.utils.files import absolute
 from rbm.utils.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 # Share of the test nodes that the inductive setting hides, except for Planetoid's graphs.
 UNSEEN_FRACTION = 0.2
@@ -44,7 +46,7 @@ class DatasetInfo:
     url: str = ""
     component: tuple[int, int] | None = None
     note: str = ""
-    loader: Callable[[str | Path | None, int], Data] | None = None
+    loader: Callable[[str | Path | None, int], "Data"] | None = None
 
 
 def _pyg(name: str, kind: str, pyg_class: str, pyg_name: str, files: tuple[str, ...], *args, **more) -> DatasetInfo:

@@ -8,12 +8,11 @@ the hidden ("unseen") nodes arrive afterwards, like new users of a deployed mode
 import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from rbm.config import SETTINGS, Config
 from rbm.datasets.registry import UNSEEN_FRACTION
@@ -21,6 +20,9 @@ from rbm.datasets.validation import num_classes
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Rows, SparseRows, packed
 from rbm.utils.arguments import check_at_least, check_number
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 _GENERATORS = {"pcg64": np.random.default_rng, "mt19937": np.random.RandomState}
 
@@ -38,8 +40,8 @@ class GraphSplit:
     """
 
     setting: str
-    graph: Data
-    observed: Data
+    graph: "Data"
+    observed: "Data"
     observed_nodes: Tensor
     unseen_nodes: Tensor
 
@@ -58,7 +60,7 @@ class GraphSplit:
         return rows if self.observed is self.graph else rows[self.observed_nodes]
 
 
-def split_for(config: Config, data: Data, *, unseen_fraction: float | None = None) -> GraphSplit:
+def split_for(config: Config, data: "Data", *, unseen_fraction: float | None = None) -> GraphSplit:
     """The split of a run by its setting and seed, without the test set if the run evaluates on validation nodes.
 
     Arguments and errors are those of :func:`split_graph`.
@@ -70,7 +72,7 @@ def split_for(config: Config, data: Data, *, unseen_fraction: float | None = Non
 
 
 def split_graph(
-    data: Data, setting: str = "transductive", *, unseen_fraction: float | None = None, seed: int = 0
+    data: "Data", setting: str = "transductive", *, unseen_fraction: float | None = None, seed: int = 0
 ) -> GraphSplit:
     """Hide a part of the test nodes from training (inductive), or nothing (transductive).
 
@@ -126,8 +128,8 @@ def _check_fraction(name: str, share: float) -> None:
 
 
 def without_test_set(
-    data: Data, setting: str = "transductive", *, unseen_fraction: float | None = None, seed: int = 0
-) -> Data:
+    data: "Data", setting: str = "transductive", *, unseen_fraction: float | None = None, seed: int = 0
+) -> "Data":
     """A graph for choosing hyperparameters: half of the validation nodes, drawn by the seed, become its test nodes.
 
     The nodes that :func:`split_graph` would hide are removed with their edges, and the labels of the other test nodes
@@ -139,7 +141,7 @@ def without_test_set(
     return halved(observed, num_classes(data), seed)
 
 
-def halved(observed: Data, classes: int, seed: int, *, other: bool = False) -> Data:
+def halved(observed: "Data", classes: int, seed: int, *, other: bool = False) -> "Data":
     """Make the graph of :func:`without_test_set` from an observed graph; the seed draws half of the validation nodes.
 
     With ``other``, the half that was not drawn becomes the test nodes; if the number of nodes is odd, it has one more.
@@ -166,12 +168,14 @@ def _nodes(mask: Tensor) -> Tensor:
     return mask.nonzero().flatten().cpu()
 
 
-def _induced_subgraph(data: Data, nodes: Tensor) -> Data:
+def _induced_subgraph(data: "Data", nodes: Tensor) -> "Data":
     """The subgraph on ``nodes``, its rows in exactly that order (PyG's ``Data.subgraph`` keeps ascending order).
 
     As there, PyG's rules tell which attributes have an entry per node or edge, and in which dimension: the last one if
     the name contains "index", else the first. Node ids in attributes other than ``edge_index`` stay those of ``data``.
     """
+    from torch_geometric.data import Data
+
     nodes = nodes.to(data.edge_index.device)
     new_id = torch.full((data.num_nodes,), -1, dtype=torch.int64, device=nodes.device)
     new_id[nodes] = torch.arange(nodes.numel(), device=nodes.device)

@@ -3,16 +3,17 @@
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
-from torch_geometric.data import Data
 
 from rbm.nn.sparse_rows import SparseRows
 from rbm.utils.chunks import row_chunks, rows_not_finite
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 # Every run makes a table [nodes, classes] and layers with one output per class: a wrong label could use up all memory.
@@ -23,7 +24,7 @@ _SMALLEST, _LARGEST = 1e-3, 1000
 _OF_EDGES = {"edge_weight", "edge_weights", "edge_attr", "adj_data"}
 
 
-def num_classes(data: Data) -> int:
+def num_classes(data: "Data") -> int:
     """The number of classes: ``data.num_classes`` if it is set, else the largest label plus one."""
     known = data.get("num_classes")
     return int(known) if known is not None else int(data.y.max()) + 1
@@ -81,7 +82,7 @@ def warn_of_scale(x: Tensor) -> None:
     )
 
 
-def warn_of_untaught_classes(data: Data) -> None:
+def warn_of_untaught_classes(data: "Data") -> None:
     """Warn of classes without a training node, and of a graph with a single class, which every model predicts."""
     present, training_labels = data.y[data.y >= 0].unique(), data.y[data.train_mask]
     logger = logging.getLogger("rbm")
@@ -96,7 +97,7 @@ def warn_of_untaught_classes(data: Data) -> None:
         )
 
 
-def warn_of_missing_edges(data: Data) -> None:
+def warn_of_missing_edges(data: "Data") -> None:
     """Warn of a graph in which no edge joins two nodes: a teacher then knows no more than an MLP."""
     if not bool((data.edge_index[0] != data.edge_index[1]).any()):
         logging.getLogger("rbm").warning(
@@ -116,7 +117,7 @@ def warn_of_edge_weights(where: str, names: Iterable[str]) -> None:
         )
 
 
-def validate_data(data: Data) -> None:
+def validate_data(data: "Data") -> None:
     """Check that ``data`` can be distilled; the first problem is raised with a way to fix it.
 
     Expected: ``x`` float32 ``[N, F]``, finite, without gradient, dense or CSR (dense features may be stored as
@@ -128,6 +129,8 @@ def validate_data(data: Data) -> None:
         TypeError: not a ``Data``, or a tensor of the wrong kind or dtype.
         ValueError: anything else.
     """
+    from torch_geometric.data import Data
+
     if not isinstance(data, Data):
         raise TypeError(f"data: got {type(data).__name__}, expected torch_geometric.data.Data(x, edge_index, y, masks)")
     num_nodes = _check_features(data)
@@ -148,7 +151,7 @@ def validate_data(data: Data) -> None:
     _check_labels(data)
 
 
-def _tensor(data: Data, name: str, layouts: tuple[torch.layout, ...] = (torch.strided,)) -> Tensor:
+def _tensor(data: "Data", name: str, layouts: tuple[torch.layout, ...] = (torch.strided,)) -> Tensor:
     value = data.get(name)
     if value is None:
         raise ValueError(f"data.{name}: missing, expected a tensor; set data.{name} before passing the graph")
@@ -178,7 +181,7 @@ def first_ids(ids: Tensor, limit: int = 5) -> str:
     return shown + (", ..." if ids.numel() > limit else "")
 
 
-def _check_features(data: Data) -> int:
+def _check_features(data: "Data") -> int:
     x = _tensor(data, "x", (torch.strided, torch.sparse_csr))
     # Networks are float32, and their layers accept nothing else. Features stored as float16 are converted per batch.
     stored = x.layout == torch.strided and x.dtype == torch.float16
@@ -215,7 +218,9 @@ def check_finite_features(x: Tensor, what: str = "data.x") -> None:
         )
 
 
-def _check_edges(data: Data, num_nodes: int) -> None:
+def _check_edges(data: "Data", num_nodes: int) -> None:
+    from torch_geometric import EdgeIndex
+
     edges = _tensor(data, "edge_index")
     if isinstance(edges, EdgeIndex):  # its operations return results of their own types
         raise TypeError(
@@ -239,7 +244,7 @@ def _check_edges(data: Data, num_nodes: int) -> None:
         )
 
 
-def _check_masks(data: Data, num_nodes: int) -> None:
+def _check_masks(data: "Data", num_nodes: int) -> None:
     masks = {name: _tensor(data, name) for name in MASKS}
     for name, mask in masks.items():
         if mask.dtype != torch.bool:
@@ -259,7 +264,7 @@ def _check_masks(data: Data, num_nodes: int) -> None:
             )
 
 
-def _check_labels(data: Data) -> None:
+def _check_labels(data: "Data") -> None:
     known = data.get("num_classes")
     if known is not None and (isinstance(known, bool) or not isinstance(known, int) or known < 1):
         raise TypeError(f"data.num_classes: got {known!r}, expected a positive int; set it or delete it")

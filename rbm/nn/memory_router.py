@@ -196,6 +196,8 @@ class MemoryRouter(nn.Module):
     def _reset_memory(self) -> None:
         """Draw memory vectors of unit length and random direction; clear the recorded statistics and the counts."""
         self.check_memory_is_stored("reset_parameters() writes")
+        if self.memory.is_meta:  # it has no numbers, and a norm of it would import PyTorch's compiler
+            return
         with torch.no_grad():
             self.memory.copy_(F.normalize(torch.randn_like(self.memory), dim=-1))
             for buffer in (self.pending_sum, self.pending_total, self.usage):

@@ -84,7 +84,8 @@ class MoELayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_experts, out_features))
         draw_experts(self.weight, self.bias)
         self.router = sparse.Linear(in_features, router_features)
-        self.addresses = nn.Parameter(0.01 * torch.randn(router_features, num_experts))
+        # In place: a product of tensors on the device "meta" would import PyTorch's compiler.
+        self.addresses = nn.Parameter(torch.randn(router_features, num_experts).mul_(0.01))
         self.log_temperature = nn.Parameter(torch.tensor(math.log(2.0)))
         self.log_scale = nn.Parameter(torch.tensor(math.log(2.0)))
 

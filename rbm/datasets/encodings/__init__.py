@@ -1,12 +1,10 @@
 """Encodings: inputs of a student in addition to the features, from a node's position and from nearby labels."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.utils import add_self_loops
 
 from rbm.config import EncodingConfig
 from rbm.datasets.encodings.deepwalk import deepwalk, gensim_version, random_walks
@@ -15,6 +13,9 @@ from rbm.datasets.encodings.transfer import FILLS, transfer
 from rbm.datasets.splits import GraphSplit
 from rbm.nn.sparse_rows import SparseRows, in_single_precision
 from rbm.utils.cache import Cache
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 # All seeds of a transductive experiment share one graph, and therefore its DeepWalk positions.
 _SHARED_SEED = 0
@@ -113,9 +114,13 @@ def _positions(
     )
 
 
-def with_self_loops(graph: Data, config: EncodingConfig) -> Tensor:
+def with_self_loops(graph: "Data", config: EncodingConfig) -> Tensor:
     """The graph's edges ``[2, M]``, with a self-loop for each node if ``config.self_loops`` is set."""
-    return add_self_loops(graph.edge_index, num_nodes=graph.num_nodes)[0] if config.self_loops else graph.edge_index
+    if not config.self_loops:
+        return graph.edge_index
+    from torch_geometric.utils import add_self_loops
+
+    return add_self_loops(graph.edge_index, num_nodes=graph.num_nodes)[0]
 
 
 def labels_nearby(split: GraphSplit, config: EncodingConfig, num_classes: int, cache: Cache) -> Encodings:

@@ -10,7 +10,6 @@ neighbours have stored, ``[X, M X, ...]``, and no access to their neighbours.
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.utils import remove_self_loops
 
 from rbm.datasets.encodings import Encodings
 from rbm.datasets.encodings.graph import in_matrix
@@ -47,6 +46,8 @@ def neighbor_means(x: Tensor, edge_index: Tensor, hops: int) -> Tensor:
             does not count.
         hops: at least 1.
     """
+    from torch_geometric.utils import remove_self_loops
+
     sources, targets = remove_self_loops(edge_index.cpu())[0].numpy()
     adjacency = in_matrix(sources, targets, (len(x), len(x)), np.float32)
     degrees = np.maximum(np.bincount(targets, minlength=len(x)), 1).astype(np.float32)[:, None]

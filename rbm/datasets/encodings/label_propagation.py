@@ -7,7 +7,6 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
-from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from rbm.datasets.encodings.graph import check_edges, in_matrix
 
@@ -73,6 +72,8 @@ def label_propagation(
 
 def _step(edge_index: Tensor, num_nodes: int, decay: float, self_loops: bool) -> sp.csr_matrix:
     """``decay P`` in float64."""
+    from torch_geometric.utils import add_self_loops, remove_self_loops
+
     edges = edge_index.cpu()
     edges, _ = add_self_loops(edges, num_nodes=num_nodes) if self_loops else remove_self_loops(edges)
     sources, targets = edges.numpy()

@@ -4,8 +4,6 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.transforms import NormalizeFeatures
 
 from rbm.config import SPARSE_FEATURES
 from rbm.utils.arrays import check_memory
@@ -71,6 +69,9 @@ def row_normalized(x: Tensor) -> Tensor:
         ValueError: a CSR tensor with negative entries, which PyG's shift by the minimum would turn into a dense one.
     """
     if x.layout == torch.strided:
+        from torch_geometric.data import Data
+        from torch_geometric.transforms import NormalizeFeatures
+
         return NormalizeFeatures()(Data(x=x)).x
     values = x.values()
     if values.numel() and float(values.min()) < 0:
