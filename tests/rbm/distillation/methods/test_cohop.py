@@ -117,8 +117,15 @@ def test_validation_chooses_the_round(split, teacher_outputs, monkeypatch):
     config = Config().updated({"cohop": {"rounds": 4}})
     task = DistillationTask(split, teacher_outputs, config, 4, lambda section: None, None, Progress(None))
 
+    observed, numbers = split.observed, torch.arange(split.observed.num_nodes)
+    monkeypatch.setattr(CoHOpTrainer, "next_labels", lambda trainer: (trainer.labels + 1).where(numbers > 2, -1))
+
     def fit(phase, trainer, network):
         number = int(phase.removeprefix("cohop-"))
+        labels = torch.where(observed.train_mask, observed.y, -1)
+        for _ in range(number):
+            labels = (labels + 1).where(numbers > 2, -1)
+        assert torch.equal(trainer.labels, labels), "those of training nodes, then those that the last round left"
         for parameter in trainer.model.parameters():
             torch.nn.init.constant_(parameter, float(number))
         return rounds[number]

@@ -95,6 +95,17 @@ def test_the_first_epoch_mixes_along_all_edges_with_the_hard_labels_beside(
     assert loss == pytest.approx((0.3 * hard + 0.7 * soft).item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("scheme", ["mixup", "weight"])
+def test_without_drawn_pairs_each_node_learns_from_itself(split, trainer, teacher_outputs, scheme):
+    split.observed.edge_index = split.observed.edge_index[:, :0]
+    ours = trainer(scheme=scheme, label_weight=0.3, temperature=0.7)
+    logits = ours.model(split.observed.x)
+    p, q = ((z / 0.7).log_softmax(-1) for z in (teacher_outputs.soft_labels, logits))
+    soft = (p.exp() * (p - q)).sum(-1).mean()
+    hard = F.cross_entropy(logits[split.observed.train_mask], split.observed.y[split.observed.train_mask])
+    assert ours.train_epoch(0) == pytest.approx((0.3 * hard + 0.7 * soft).item(), rel=1e-5)
+
+
 def test_sure_labels_are_no_division_by_zero(trainer):
     sure = hardness(torch.tensor([[1e4, 0.0], [0.0, 0.0]]))
     torch.testing.assert_close(sure, torch.tensor([1e-8, 1.0]))

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import rbm
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods.moe import MoETrainer
+from rbm.nn.dropout import dropout
 from rbm.nn.moe import MoELayer, MoEStudent, balance_loss
 from rbm.nn.parameters import count_parameters
 from rbm.nn.rbm_layer import Routing
@@ -119,6 +120,18 @@ def test_dropout_leaves_the_router_alone():
     (dropped, routing), (clean, calm) = layer(h, return_routing=True), layer.eval()(h, return_routing=True)
     assert not torch.allclose(dropped, clean)
     assert torch.equal(routing.gates, calm.gates)
+    sparse = h.to_sparse_csr()
+    torch.testing.assert_close(layer(sparse), clean)
+    assert not torch.allclose(layer.train()(sparse), clean)
+
+
+@pytest.mark.parametrize("pretrain", ["first", "proportional"])
+def test_dropout_applies_in_pretraining(pretrain):
+    layer, h = make(dropout=0.5, pretrain=pretrain), torch.randn(ROWS, 6)
+    torch.manual_seed(3)
+    found = layer.expert_forward(h)
+    torch.manual_seed(3)
+    torch.testing.assert_close(found, layer.eval().expert_forward(dropout(h, 0.5)))
 
 
 def test_temperature_and_scale_are_cut_at_a_hundred():

@@ -12,6 +12,7 @@ from rbm.config import Config, SimMLPConfig
 from rbm.distillation.methods import simmlp
 from rbm.distillation.methods.simmlp import AlignmentTrainer, HeadTrainer, alignment_loss, masked, train_simmlp
 from rbm.distillation.task import DistillationTask
+from rbm.nn.dropout import dropout
 from rbm.nn.reconstruction import SparseTarget
 from rbm.nn.simmlp import SimMLPStudent
 from rbm.nn.sparse_rows import SparseRows
@@ -104,6 +105,20 @@ def test_the_alignment_trains_all_but_the_head_as_the_settings_ask(split):
     plain = trainer_of(split, predictor_layers=1, reconstruction_weight=0.0)
     assert (type(plain.predictor), plain.decoder) == (nn.Linear, None)
     plain.train_epoch(0)
+
+
+def test_dropout_follows_every_activation_in_training_alone():
+    student, x = SimMLPStudent(6, 8, 4, num_layers=3, norm="none", dropout=0.5), torch.randn(20, 6)
+    encoder = student.encoder
+    torch.manual_seed(3)
+    found = encoder(x)
+    torch.manual_seed(3)
+    first, second, last = encoder.layers
+    z = dropout(encoder.activation(first(x)), 0.5)
+    z = dropout(encoder.activation(second(z)), 0.5) + z
+    torch.testing.assert_close(found, F.normalize(last(z) + z))
+    student.eval()
+    torch.testing.assert_close(encoder(x), plain_mlp(encoder, x, residual=True))
 
 
 def test_masks_leave_out_single_numbers():

@@ -138,8 +138,10 @@ def test_the_loss_of_energies(log):
         (torch.tensor(2.0), torch.tensor(1.0)),
         (torch.tensor(0.0), torch.tensor(1.0)),
         (torch.tensor(1.0), torch.tensor(3.0)),
+        (torch.tensor(1.0), torch.tensor(3.0)),
+        (torch.tensor(1.0), torch.tensor(3.0)),
     ]
-    targets = [(4.0, 1.0), (1.0, 1.0), (1.0, 1.0)]
+    targets = [(4.0, 1.0), (1.0, 1.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0)]  # an energy of zero leaves one out
     ratios = [(0.5, 0.25), (3.0, 1.0)]
     roots = [(math.sqrt(a), math.sqrt(b)) for a, b in ratios]
     expected = sum((math.log(a) - math.log(b)) ** 2 if log else (a - b) ** 2 for a, b in roots)
