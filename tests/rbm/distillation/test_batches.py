@@ -67,10 +67,11 @@ def test_batches_add_up_to_the_papers_loss(mean, forward, batch_size):
 
 
 @pytest.mark.parametrize("forward", ["node", "pair"])
-def test_an_epoch_ends_in_a_step(forward):
+@pytest.mark.parametrize("batch_size", [5, 6])
+def test_an_epoch_ends_in_a_step(forward, batch_size):
     """With one step per epoch, it follows the last batch: earlier, later batches would count for nothing."""
     for step_per_batch in (False, True):
-        problem = Problem(DistillConfig(forward=forward, batch_size=6, step_per_batch=step_per_batch))
+        problem = Problem(DistillConfig(forward=forward, batch_size=batch_size, step_per_batch=step_per_batch))
         *earlier, last = (batch.ends_step for batch in problem.batches())
         assert last
         assert set(earlier) == {step_per_batch}
@@ -107,17 +108,20 @@ def test_temperature_squared():
 
 @pytest.mark.parametrize("batch_size", [4, 0])
 @pytest.mark.parametrize("forward", ["node", "pair"])
-def test_released_reduction_sums_means_of_batches(forward, batch_size):
-    """Seven labels in batches of four give two means; the batches of pairs are also means. A batch size of 0 stands for
-    the number of nodes.
+@pytest.mark.parametrize("draw", ["expectation", "sample"])
+def test_released_reduction_sums_means_of_batches(forward, batch_size, draw):
+    """Seven labels in batches of four give two means; the batches of pairs are also means, and pairs that were not
+    drawn are in none. A batch size of 0 stands for the number of nodes.
     """
-    how = {"forward": forward, "batch_size": batch_size, "reduction": "sum_of_batch_means", "shuffle": False}
+    how = {"forward": forward, "draw": draw, "batch_size": batch_size, "shuffle": False}
+    how["reduction"] = "sum_of_batch_means"
     config, size = DistillConfig(label_weight=0.3, mean="pairs", **how), batch_size or NODES
     problem = Problem(config)
     batches = problem.batches()
     number_of_pairs = NODES + int(problem.pairs.neighbors.count_nonzero())
     hard, soft = -(-7 // size), -(-number_of_pairs // size)
     assert soft > 1
+    assert draw == "expectation" or soft < -(-(NODES + len(problem.graph)) // size)
     assert sum(batch.auxiliary_weight for batch in batches) == pytest.approx(hard + soft)
     if forward == "pair":
         assert [batch.nodes.tolist() for batch in batches[:hard]] == [

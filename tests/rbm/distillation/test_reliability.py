@@ -75,6 +75,19 @@ def test_fit_of_a_few_nodes_by_hand(bin_offset, shift):
         assert fit_power(change, agree, **how) == pytest.approx(powers[errors.argmin()].item(), abs=2e-4)
 
 
+@pytest.mark.parametrize("ignore_empty_bins", [False, True])
+def test_only_bins_without_nodes_are_ignored(ignore_empty_bins):
+    """Five bins with shares 1, none, 1 / 2, 0 and 0; in the last two, nodes disagree."""
+    change = torch.tensor([0.1, 0.5, 0.5, 0.7, 0.9])
+    agree = torch.tensor([True, True, False, False, False])
+    x, shares = torch.arange(5) / 5 + 0.1, torch.tensor([1, 0, 1 / 2, 0, 0])
+    counted = torch.tensor([True, not ignore_empty_bins, True, True, True])
+    powers = torch.linspace(0.1, 3, 29_001, dtype=torch.float64)
+    errors = (1 - x.double() ** powers[:, None] - shares).square()[:, counted].sum(1)
+    how = {"num_bins": 5, "bin_offset": "center", "ignore_empty_bins": ignore_empty_bins}
+    assert fit_power(change, agree, **how) == pytest.approx(powers[errors.argmin()].item(), abs=2e-4)
+
+
 def test_released_offset_and_empty_bins_shift_the_fit():
     """With fifty bins, 0.05 is two and a half bins to the right; empty bins count as no agreement."""
     change = torch.rand(100_000, dtype=torch.float64)

@@ -47,6 +47,12 @@ def test_neighbors_are_sources_without_self_loops():
     assert graph.sums(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [1.0, 9.0, 0.0, 0.0]
 
 
+def test_sums_of_later_nodes_do_not_lose_digits_to_earlier_ones():
+    graph = Neighborhood(torch.tensor([[1, 0, 0], [0, 1, 2]]), 3)
+    weights = torch.tensor([1e8, 0.3, 0.7])
+    torch.testing.assert_close(graph.sums(weights), weights)
+
+
 @pytest.mark.parametrize("mode", losses.TEMPERATURE_MODES)
 @pytest.mark.parametrize("mean", ["nodes", "pairs"])
 @pytest.mark.parametrize("draw", ["expectation", "sample"])

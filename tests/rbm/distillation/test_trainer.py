@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from rbm.config import Config
 from rbm.datasets.splits import split_graph
 from rbm.distillation import trainer as trainers
+from rbm.distillation.soft_targets import SoftTargets, weigh_pairs
 from rbm.distillation.trainer import StudentTrainer
 from rbm.nn import losses
 from rbm.nn.students import MLPStudent
@@ -79,6 +80,33 @@ def assert_steps_on(ours: StudentTrainer, expected: torch.Tensor) -> None:
 def test_an_epoch_steps_on_the_papers_loss(trainer, setting, batch_size, forward, mean):
     ours = trainer(setting, batch_size=batch_size, forward=forward, mean=mean)
     assert_steps_on(ours, expected_loss(ours, ours.split.observed.x, mean))
+
+
+def test_targets_follow_the_reliability_when_it_is_learned(trainer, monkeypatch):
+    ours = trainer()
+    monkeypatch.setattr(ours.reliability, "is_due", lambda epoch: epoch == 1)
+    monkeypatch.setattr(ours.reliability, "learn", lambda agree: setattr(ours.reliability, "power", 0.5))
+    masses = []
+    for epoch in range(4):
+        ours.train_epoch(epoch)
+        ours.evaluate()
+        masses.append(ours.targets.mass)
+    trust = 1 - torch.linspace(0, 1, len(masses[0])) ** 0.5
+    pairs = weigh_pairs(ours.graph, trust, mean="nodes", draw="expectation")
+    assert torch.equal(masses[0], masses[1])
+    torch.testing.assert_close(masses[2], SoftTargets.of(pairs, ours.graph, ours.teacher_logs).mass)
+    assert torch.equal(masses[2], masses[3])
+    assert not torch.allclose(masses[1], masses[2])
+
+
+def test_neighbors_are_drawn_anew_in_each_epoch(trainer):
+    ours = trainer(draw="sample")
+    drawn = []
+    for epoch in range(3):
+        ours.train_epoch(epoch)
+        drawn.append(ours.pairs.neighbors)
+    assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])

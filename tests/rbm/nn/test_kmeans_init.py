@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from rbm import RbMStudent
 from rbm.nn.kmeans_init import group_memory, group_nodes, initialize_memory, kmeans_memory, sample_inputs
+from rbm.nn.sparse_rows import SparseRows
 
 
 def clusters(rows_each=20):
@@ -30,6 +31,20 @@ def test_is_scikit_learns_kmeans_and_repeatable():
     memory = kmeans_memory(rows, 3, seed=4)
     torch.testing.assert_close(memory, F.normalize(torch.from_numpy(expected), dim=-1))
     assert torch.equal(memory, kmeans_memory(rows, 3, seed=4))
+
+
+def test_sparse_rows_are_placed_as_dense_ones():
+    features, positions = F.dropout(torch.randn(40, 8), 0.6), 3 * torch.randn(40, 2)
+    expected = kmeans_memory(torch.cat([features, positions], dim=1), 3)
+    pair = SparseRows(features.to_sparse_csr(), positions)
+    torch.testing.assert_close(kmeans_memory(pair, 3), expected, atol=1e-5, rtol=0)
+
+
+def test_groups_are_scikit_learns_of_the_seed():
+    rows = torch.randn(50, 5)
+    for seed in (0, 4):
+        expected = KMeans(6, n_init=10, random_state=seed).fit_predict(rows.numpy())
+        assert group_nodes(rows, 6, seed=seed).tolist() == expected.tolist()
 
 
 def test_max_rows_fits_on_a_sample():
