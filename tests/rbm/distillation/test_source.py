@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from block_graphs import block_graph
+from torch.nn import functional as F
 
 import rbm
 from rbm.config import Config
 from rbm.config.presets import preset_config
+from rbm.datasets.splits import split_graph
+from rbm.distillation import source
 from rbm.distillation.source import outputs_of_labels
 from rbm.experiments.runner import Experiment, run_experiment
 from rbm.nn.students import predict
@@ -67,6 +70,19 @@ def test_methods_that_ask_for_a_hidden_layer_get_that_mlps():
     )
 
 
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_its_outputs_are_those_of_the_observed_nodes(setting):
+    split = split_graph(block_graph(0.5, nodes=300, degree=5), setting, unseen_fraction=0.4)
+    x, student = split.graph.x, rbm.MLPStudent(split.graph.num_features, 8, 3).eval()
+    outputs = outputs_of_labels(split, SimpleNamespace(student=student))
+    with torch.no_grad():
+        hidden = student.layers[0](x).relu()
+        logits = student.layers[1](hidden)
+    torch.testing.assert_close(outputs.logits, logits)
+    torch.testing.assert_close(outputs.soft_labels, logits[split.observed_nodes])
+    torch.testing.assert_close(outputs.hidden, hidden[split.observed_nodes])
+
+
 def test_methods_that_copy_the_teacher_keep_it():
     data = block_graph(0.1, nodes=300, degree=5)
     few = {"max_epochs": 3, "encoding": {"deepwalk": False}}
@@ -87,6 +103,18 @@ def test_a_good_teacher_is_learned_from():
     found = distilled(data)
     assert found.summary["verdict"]["source"] == "teacher"
     assert same(found, distilled(data, OF_TEACHER))
+
+
+def test_a_lead_that_may_be_chance_changes_nothing(monkeypatch):
+    split = split_graph(block_graph(0.5, nodes=300, degree=5))
+    labels = split.observed.y
+    teacher = SimpleNamespace(soft_labels=F.one_hot((labels + 1) % (labels.max() + 1)).float())  # it is always wrong
+    ahead = {}
+    for count in (1, 20):
+        right = torch.arange(int(split.observed.val_mask.sum())) < count
+        monkeypatch.setattr(source, "student_right", lambda *_, right=right: right)
+        ahead[count] = source.is_ahead_of_teacher(split, teacher, None)
+    assert ahead == {1: False, 20: True}
 
 
 def test_test_labels_have_no_say():

@@ -99,6 +99,17 @@ def test_the_cheapest_of_equally_accurate_students_is_the_best(small_graph):
     assert found["homophily"]["edges"] == int((known[sources] & known[targets] & (sources != targets)).sum())
 
 
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_students_are_judged_on_the_validation_nodes(small_graph, setting):
+    for name in ("train_mask", "val_mask", "test_mask"):
+        small_graph[name] = small_graph[name].roll(31)  # so that unseen nodes come before validation nodes
+    split = split_graph(small_graph, setting, unseen_fraction=0.4)
+    student = rbm.MLPStudent(small_graph.num_features, 8, 3).eval()
+    with torch.no_grad():
+        expected = (student(small_graph.x).argmax(-1) == small_graph.y)[small_graph.val_mask]
+    assert judging.student_right(split, TrainedStudent(student, {}, None)).tolist() == expected.tolist()
+
+
 def test_no_test_label_has_a_say(quick):
     data = block_graph(0.5, nodes=300)
     lying = data.clone()
@@ -124,6 +135,7 @@ COSTS = {"cheap": 1, "dear": 3, "dearer": 5}
 def test_the_cheapest_of_those_that_are_as_good_is_kept(behind, kept):
     compared = {name: Comparison(gap, low, 1.0, 0.5, 200) for name, (gap, low) in behind.items()}
     assert judging._cheapest("dearer", compared, COSTS) == kept
+    assert judging._cheapest("dearer", compared, dict.fromkeys(COSTS, 5)) == "dearer", "none of them is cheaper"
 
 
 @pytest.mark.parametrize(
