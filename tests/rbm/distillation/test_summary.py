@@ -1,5 +1,6 @@
 """The table of a run's results."""
 
+import re
 from io import StringIO
 
 from rich.console import Console
@@ -18,3 +19,17 @@ def test_the_table_fits_where_output_is_redirected():
     assert shown.getvalue().startswith("rings[a], transductive, "), "brackets in a name are no markup"
     assert shown.getvalue().count("100.00%") == 11
     assert shown.getvalue().count("796,682") == 4
+
+
+def test_each_column_has_its_own_figure():
+    figures = {"test_accuracy": 0.1, "val_accuracy": 0.2, "test_max": 0.3, "parameters": 4, "active_parameters": 5}
+    summary = {"dataset": "cora", "setting": "inductive", "seed": 6, "verdict": {"kept": "mlp"}}
+    summary |= {"teacher": {**figures, "name": "sage", "parameters": 2_345_678}, "mlp": figures, "labels": figures}
+    times = {"mlp": {"one_node_ms": 0.789, "all_nodes_ms": 12.34}}
+    shown = StringIO()
+    Console(file=shown, width=120).print(results_table(summary, times))
+    rows = [re.split(r"\s{2,}", line.strip()) for line in shown.getvalue().splitlines()]
+    assert "cora, inductive, sage teacher, seed 6" in shown.getvalue()
+    assert ["MLP student", "10.00%", "20.00%", "30.00%", "4", "5", "0.79", "12.3"] in rows
+    assert ["MLP on labels", "10.00%", "20.00%", "4", "5"] in rows, "without a maximum, and without times"
+    assert ["Teacher", "10.00%", "20.00%", "30.00%", "2.35 M", "5"] in rows

@@ -1,10 +1,15 @@
-"""The losses of RbM's layers in its training (Eq. 13)."""
+"""RbM's training: the losses of its layers (Eq. 13), and the groups by which their memory may start."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from trained_rbm import trained
 
+from rbm.datasets.splits import split_graph
+from rbm.nn.kmeans_init import group_nodes
 from rbm.nn.losses import commitment_loss, load_balance_loss, self_similarity_loss
+from rbm.teachers.outputs import outputs_from_logits
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
@@ -24,3 +29,13 @@ def test_pretraining_has_none_of_them(small_graph, quick):
     trainer = trained(small_graph, quick.updated({"encoding": {"deepwalk": False}}), 3)
     _, trace = trainer.model(small_graph.x, return_trace=True)
     assert trainer.auxiliary_loss(trace, 1.0) is None
+
+
+def test_memory_may_start_at_groups_of_the_teachers_classes_or_hidden_rows(small_graph, quick):
+    outputs = outputs_from_logits(4 * torch.randn(60, 3), split_graph(small_graph))
+    outputs = replace(outputs, hidden=torch.randn(60, 5))
+    for start, rows in (("classes", outputs.logits.softmax(-1)), ("teacher", outputs.hidden)):
+        config = quick.updated({"seed": 3, "encoding": {"deepwalk": False}, "rbm": {"memory_init": start}})
+        groups = trained(small_graph, config, 0, outputs=outputs).groups
+        assert groups.tolist() == group_nodes(rows, 4, seed=3).tolist()
+    assert trained(small_graph, config.updated({"rbm": {"memory_init": "kmeans"}}), 0, outputs=outputs).groups is None
