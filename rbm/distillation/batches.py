@@ -21,6 +21,7 @@ class Batch(NamedTuple):
         hard_weight: weight of the *mean* cross-entropy of ``labelled``.
         soft_weight: weight of the soft-label loss; None if the rows only learn from labels.
         auxiliary_weight: weight of the student's auxiliary loss.
+        similarity_weight: weight of the similarity loss of ``labelled``, in addition to that of the configuration.
         sources: int64 ``[B]``, the node whose soft label each row learns; None if each row has one aggregated target
             (:class:`rbm.distillation.soft_targets.SoftTargets`).
         pair_weights: weights of the rows' pairs with ``sources``, ``[B]``.
@@ -33,6 +34,7 @@ class Batch(NamedTuple):
     hard_weight: float
     soft_weight: float | None
     auxiliary_weight: float
+    similarity_weight: float = 1.0
     sources: Tensor | None = None
     pair_weights: Tensor | None = None
     ends_step: bool = True
@@ -80,6 +82,7 @@ def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, num_n
         num_pairs = num_nodes + int(pairs.neighbors.count_nonzero())
         hard_factor, soft_factor = math.ceil(len(train_nodes) / size), math.ceil(num_pairs / size)
         auxiliary_factor = hard_factor + soft_factor
+    similarity_factor = hard_factor
     hard_factor, soft_factor = _label_weights(config, hard_factor, soft_factor)
     if size >= num_nodes:
         yield Batch(None, train_nodes, hard_factor, soft_factor, auxiliary_factor)
@@ -92,12 +95,14 @@ def node_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, num_n
     for start in range(0, num_nodes, size):
         nodes = order[start : start + size]
         labelled = is_labelled[nodes].nonzero().flatten()
+        labelled_share = len(labelled) / len(train_nodes)
         yield Batch(
             nodes,
             labelled if len(labelled) else None,
-            hard_factor * (len(labelled) / len(train_nodes)) * per_step,
+            hard_factor * labelled_share * per_step,
             soft_factor * per_step,
             auxiliary_factor * per_step * len(nodes) / num_nodes,
+            similarity_factor * labelled_share * per_step,
             ends_step=config.step_per_batch or start + size >= num_nodes,
         )
 
@@ -112,18 +117,19 @@ def pair_batches(config: DistillConfig, train_nodes: Tensor, pairs: Pairs, graph
     per_step = math.ceil(len(train_nodes) / size) + math.ceil(len(targets) / size) if config.step_per_batch else 1
     for nodes in _shuffled(config, train_nodes).split(size):
         positions = torch.arange(len(nodes), device=nodes.device)
-        weight, auxiliary = hard_factor * per_step * len(nodes) / len(train_nodes), per_step * len(nodes) / rows
+        similarity, auxiliary = per_step * len(nodes) / len(train_nodes), per_step * len(nodes) / rows
         if config.reduction == "sum_of_batch_means":
-            weight, auxiliary = hard_factor, 1.0
+            similarity = auxiliary = 1.0
         # Without a step per batch, the step follows the batches of pairs.
-        yield Batch(nodes, positions, weight, None, auxiliary, ends_step=config.step_per_batch)
+        ends_step = config.step_per_batch
+        yield Batch(nodes, positions, hard_factor * similarity, None, auxiliary, similarity, ends_step=ends_step)
     batches = _shuffled(config, torch.arange(len(targets), device=targets.device)).split(size)
     for number, chosen in enumerate(batches, start=1):
         pair_weights, auxiliary = weights[chosen] * per_step, per_step * len(chosen) / rows
         if config.reduction == "sum_of_batch_means":
             pair_weights, auxiliary = weights[chosen] / weights[chosen].sum(), 1.0
         ends_step = config.step_per_batch or number == len(batches)
-        yield Batch(targets[chosen], None, 0.0, soft_factor, auxiliary, sources[chosen], pair_weights, ends_step)
+        yield Batch(targets[chosen], None, 0.0, soft_factor, auxiliary, 0.0, sources[chosen], pair_weights, ends_step)
 
 
 def _label_weights(config: DistillConfig, hard: float, soft: float) -> tuple[float, float]:

@@ -300,7 +300,7 @@ class StudentTrainer(NodeTrainer):
                 terms.append(batch.hard_weight * losses.hard_label_loss(logits[batch.labelled], labels))
             if similarity:
                 similar = self.similarity_loss(trace.first[batch.labelled], nodes)
-                terms.append(self.config.distill.similarity_weight * similar)
+                terms.append(self.config.distill.similarity_weight * batch.similarity_weight * similar)
         auxiliary = self.auxiliary_loss(trace, batch.share)
         if auxiliary is not None:
             terms.append(batch.auxiliary_weight * auxiliary)

@@ -123,6 +123,8 @@ def test_released_reduction_sums_means_of_batches(forward, batch_size, draw):
     assert soft > 1
     assert draw == "expectation" or soft < -(-(NODES + len(problem.graph)) // size)
     assert sum(batch.auxiliary_weight for batch in batches) == pytest.approx(hard + soft)
+    similarity = sum(batch.similarity_weight for batch in batches if batch.labelled is not None)
+    assert similarity == pytest.approx(hard)
     if forward == "pair":
         assert [batch.nodes.tolist() for batch in batches[:hard]] == [
             nodes.tolist() for nodes in problem.train_nodes.split(size)
@@ -145,7 +147,8 @@ def test_a_step_a_batch_keeps_the_size_of_the_loss(forward):
     (expected,) = (whole.loss(batch) for batch in whole.batches())
     mean = sum(problem.loss(batch) for batch in batches) / len(batches)
     torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
-    assert sum(batch.auxiliary_weight for batch in batches) / len(batches) == pytest.approx(1.0)
+    for name in ("auxiliary_weight", "similarity_weight"):
+        assert sum(getattr(batch, name) for batch in batches) / len(batches) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("forward", ["node", "pair"])

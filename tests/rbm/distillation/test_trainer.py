@@ -134,6 +134,22 @@ def test_weights_of_further_losses(trainer, monkeypatch):
     assert asked == [{"eps": 0.2, "steps": 3}]
 
 
+@pytest.mark.parametrize("forward", ["node", "pair"])
+def test_batches_share_the_weight_of_the_similarity(trainer, forward):
+    """Like the other losses: the limit of memory that a batch is does not decide how much it counts."""
+    ours = trainer(similarity_weight=0.4, batch_size=7, forward=forward)
+    observed, labelled = ours.split.observed, set(ours.train_nodes.tolist())
+    rows = torch.arange(60) if forward == "node" else ours.train_nodes
+    similarity = 0.0
+    for batch in rows.split(7):
+        nodes = [node for node in batch.tolist() if node in labelled]
+        if nodes:
+            hidden = ours.projection(ours.model(observed.x[nodes], return_trace=True)[1].first).relu()
+            found = losses.similarity_loss(hidden, ours.teacher_outputs.hidden[nodes])
+            similarity = similarity + len(nodes) / len(labelled) * found
+    assert_steps_on(ours, expected_loss(ours, observed.x) + 0.4 * similarity)
+
+
 def test_the_projection_learns_and_is_part_of_the_state(trainer):
     ours, other = trainer(similarity_weight=0.4), trainer(similarity_weight=0.4)
     before = ours.projection.weight.clone()
