@@ -7,7 +7,7 @@ from torch_geometric.data import Data
 
 from rbm.config import ReliabilityConfig
 from rbm.distillation.reliability import Reliability, fit_power
-from rbm.teachers.outputs import entropy_change
+from rbm.teachers.outputs import TeacherOutputs, entropy_change
 
 
 class OwnFeatures(nn.Module):
@@ -38,6 +38,15 @@ def test_entropy_change_follows_its_definition(graph):
     expected = sum((entropy(graph.x + noise) - entropy(graph.x)) ** 2 for noise in noises)
     torch.testing.assert_close(change, expected / expected.max(), rtol=1e-4, atol=1e-5)
     assert change.max() == 1
+
+
+def test_a_teacher_has_a_change_for_each_noise_and_seed(graph):
+    teacher, unused = OwnFeatures(torch.linspace(0.1, 2.0, 40)), torch.zeros(40, 3)
+    outputs = TeacherOutputs(unused, unused, {}, teacher, graph)
+    for noise in ({}, {"noise_std": 0.5}, {"num_samples": 2}, {"squared": True}):
+        for seed in (0, 1):
+            expected = entropy_change(teacher, graph, **noise, seed=seed)
+            assert torch.equal(outputs.entropy_change(ReliabilityConfig(**noise), seed), expected)
 
 
 def test_sparse_features_give_the_change_of_dense_ones(graph):

@@ -93,6 +93,8 @@ def test_min_epochs_are_not_selected():
     assert run(Script(val), min_epochs=2).best_epoch == 3
     assert run(Script(val), warmup=1, max_epochs=5, min_epochs=3).best_epoch == 5
     assert run(Script([*val[:-1], 0.05]), min_epochs=100).best_epoch == 5, "a short run still selects its last epoch"
+    result = run(Script([0.9, 0.8, 0.7, 0.6, 0.5, 0.4]), min_epochs=3, patience=1)
+    assert (result.best_epoch, result.epochs) == (3, 5), "patience does not end before the first that may be selected"
 
 
 @pytest.mark.parametrize("loss", ["nan", "inf"])

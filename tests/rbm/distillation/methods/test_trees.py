@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
 
+import rbm
 from rbm.config import TreesConfig
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods import trees
@@ -153,3 +154,8 @@ def test_rows_of_another_width_are_told():
     student = TreesStudent(4, 3, rounds=1, outputs=3, nodes=3, depth=1)
     with pytest.raises(ValueError, match=r"hold 5 numbers .*expected 4: 4 features"):
         student(torch.zeros(2, 5))
+
+
+def test_the_student_has_the_rounds_up_to_the_selected_one(small_graph, quick):
+    found = rbm.distill(small_graph, config=quick, methods=["trees"], labels_alone=False, measure_latency=False)
+    assert found.student.rounds == found.summary["trees"]["best_epoch"] + 1
