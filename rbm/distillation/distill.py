@@ -40,7 +40,7 @@ from rbm.distillation.verdict import LABELS_ALONE, judge
 from rbm.teachers import TEACHERS, check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.teachers.outputs import TeacherOutputs, check_logits, check_module, warn_of_flat_soft_labels
-from rbm.teachers.prepare import prepare_teacher
+from rbm.teachers.prepare import outputs_of_given, prepare_teacher
 from rbm.training.run_folder import RunFolder, open_run
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.arguments import check_flags
@@ -165,6 +165,10 @@ def distill(
     classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
     given = _given(teacher, config, split, classes, methods)
     _check_sizes(config, methods, split)
+    outputs = None
+    if given is not None:  # asked before a run folder is made or replaced, since its answer may not fit
+        with timings.measured("teacher"), deterministic(), fast_float32(data.x.device):
+            outputs = outputs_of_given(given, split, classes)
     chosen: Chosen | None = None
     with ExitStack() as opened:
         if auto:
@@ -204,7 +208,7 @@ def distill(
 
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
             outputs, trained, facts = _train(
-                given, split, config, classes, methods, encodings, run, kept, progress, timings
+                outputs, split, config, classes, methods, encodings, run, kept, progress, timings
             )
             search = chosen.outcome if chosen else read_chosen(folder)
             facts["searched_for"] = searched_for(search)
@@ -327,7 +331,7 @@ def _check_sizes(config: Config, methods: Sequence[str], split: GraphSplit) -> N
 
 
 def _train(
-    teacher: nn.Module | Tensor | None,
+    given: TeacherOutputs | None,
     split: GraphSplit,
     config: Config,
     classes: int,
@@ -338,14 +342,16 @@ def _train(
     progress: Progress,
     timings: Timings,
 ) -> tuple[TeacherOutputs, dict[str, TrainedStudent], dict[str, Any]]:
-    """Train the teacher if none is given, then the students.
+    """Train the teacher if the outputs of none are ``given``, then the students.
 
     Returns:
         The teacher's outputs; the students by method, in the order of ``methods``; and ``neighbors`` and ``source``,
         which say what the students learned from, as arguments of :func:`rbm.distillation.verdict.judge`.
     """
-    with timings.measured("teacher"):
-        outputs = prepare_teacher(teacher, split, config, classes, run=run, cache=cache, progress=progress)
+    outputs = given
+    if outputs is None:
+        with timings.measured("teacher"):
+            outputs = prepare_teacher(split, config, classes, run=run, cache=cache, progress=progress)
     if "teacher" in cache.taken:
         timings["teacher"]["cached"] = True
     if run is not None or not progress.is_silent:  # once, not per trial of a search
@@ -358,7 +364,7 @@ def _train(
     of_teacher = task = DistillationTask(split, outputs, student_config, classes, encode, run, progress, cache)
     # The MLP on labels is trained first if the others may learn from it.
     others = [method for method in methods if method != LABELS_ALONE and METHODS[method].check_teacher is None]
-    may_teach = LABELS_ALONE if teacher is None and config.distill.source == "auto" and others else None
+    may_teach = LABELS_ALONE if given is None and config.distill.source == "auto" and others else None
     trained: dict[str, TrainedStudent] = {}
     for method in sorted(methods, key=lambda method: method != may_teach):
         with timings.measured(method):

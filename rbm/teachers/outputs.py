@@ -139,7 +139,7 @@ def outputs_from_module(
     """Outputs from a trained module ``teacher(x, edge_index) -> logits [N, C]``; ``result`` is that of its training."""
     full, observed = split.graph, split.observed
     with evaluating(teacher):
-        logits = teacher(features_for(teacher, full.x), edges_for(teacher, full))
+        logits = _answer(teacher, full, classes)
         check_logits(logits, full.num_nodes, classes)
         soft_labels = logits = logits.float()  # a given module may return another dtype, such as that of autocast
         if len(split.unseen_nodes):
@@ -195,7 +195,8 @@ def check_untrained(teacher: nn.Module, graph: Data, classes: int) -> None:
     """Raise unless a plugin's untrained teacher answers for ``graph`` with one row a node and one column a class.
 
     Raises:
-        TypeError: it cannot be called as ``teacher(x, edge_index)``, or it returns no tensor.
+        TypeError: it cannot be called as ``teacher(x, edge_index)``, returns no tensor, or has parameters of another
+            dtype than float32.
         ValueError: the tensor has another shape, or there is no parameter to train.
     """
     check_module(teacher)
@@ -206,14 +207,27 @@ def check_untrained(teacher: nn.Module, graph: Data, classes: int) -> None:
         )
     # A model that draws random numbers here is then trained with the same ones as without this check.
     with evaluating(teacher), torch.random.fork_rng(devices=[]):
+        _answer(teacher, graph, classes)
+
+
+def _answer(teacher: nn.Module, graph: Data, classes: int) -> Tensor:
+    """What a module answers for a graph; raises the errors of :func:`check_untrained` about it."""
+    name = f"teacher is a {type(teacher).__name__}"
+    try:
         logits = teacher(features_for(teacher, graph.x), edges_for(teacher, graph))
+    except RuntimeError as error:
+        kinds = {str(value.dtype) for value in teacher.parameters() if value.is_floating_point()} - {"torch.float32"}
+        if not kinds:
+            raise
+        raise TypeError(
+            f"{name} with parameters of {min(kinds)}, which fails for float32 features ({error}); use teacher.float()"
+        ) from error
     expected = f"expected a tensor of logits [{graph.num_nodes}, {classes}]: one row a node, one column a class"
     if not isinstance(logits, Tensor):
-        raise TypeError(f"teacher is a {type(teacher).__name__}, which returned a {type(logits).__name__}, {expected}")
+        raise TypeError(f"{name}, which returned a {type(logits).__name__}, {expected}; return them alone")
     if logits.shape != (graph.num_nodes, classes):
-        raise ValueError(
-            f"teacher is a {type(teacher).__name__}, which returned a tensor {list(logits.shape)}, {expected}"
-        )
+        raise ValueError(f"{name}, which returned a tensor {list(logits.shape)}, {expected}")
+    return logits
 
 
 def check_logits(logits: Tensor, nodes: int, classes: int) -> None:

@@ -23,20 +23,22 @@ from rbm.utils.distributed import broadcast_from_rank0, is_main_process
 from rbm.utils.progress import Progress
 
 
+def outputs_of_given(teacher: nn.Module | Tensor, split: GraphSplit, classes: int) -> TeacherOutputs:
+    """The outputs of a trained module, or of logits ``[N, C]``, from which students learn.
+
+    Raises:
+        TypeError: the module returns something else than a tensor.
+        ValueError: the logits are not finite, have another shape, or are probabilities.
+    """
+    return outputs_from_logits(teacher, split) if isinstance(teacher, Tensor) else _shared(teacher, split, classes)
+
+
 def prepare_teacher(
-    teacher: nn.Module | Tensor | None,
-    split: GraphSplit,
-    config: Config,
-    classes: int,
-    *,
-    run: RunFolder | None,
-    cache: Cache,
-    progress: Progress,
+    split: GraphSplit, config: Config, classes: int, *, run: RunFolder | None, cache: Cache, progress: Progress
 ) -> TeacherOutputs:
-    """The outputs of the teacher from which students learn.
+    """Train the teacher of the configuration, and return the outputs from which students learn.
 
     Args:
-        teacher: a trained module; logits ``[N, C]``; or None to train the teacher of the configuration.
         split: the graph, and what training may see of it.
         config: configuration of the run.
         classes: C.
@@ -44,13 +46,15 @@ def prepare_teacher(
         cache: cache with the teacher if another run has trained the same one.
         progress: display of the training.
     """
-    if isinstance(teacher, Tensor):
-        return outputs_from_logits(teacher, split)
-    train = None
-    if teacher is None:
-        torch.manual_seed(config.seed)
-        teacher = build_configured_teacher(config, split, classes)
-        train = partial(_train, teacher, split, config, classes, run, cache, progress)
+    torch.manual_seed(config.seed)
+    teacher = build_configured_teacher(config, split, classes)
+    return _shared(teacher, split, classes, partial(_train, teacher, split, config, classes, run, cache, progress))
+
+
+def _shared(
+    teacher: nn.Module, split: GraphSplit, classes: int, train: Callable[[], dict[str, Any]] | None = None
+) -> TeacherOutputs:
+    """Let the first rank train the teacher, if asked to, and compute the outputs for all ranks."""
     state, outputs = broadcast_from_rank0(lambda: _ask(teacher, split, classes, train() if train else None))
     if not is_main_process():
         teacher.load_state_dict(state)

@@ -73,7 +73,7 @@ def _reached(*_, **__) -> None:
 
 def _cut_off_work() -> None:
     for place, name in (
-        ("rbm.distillation.distill", "prepare_teacher"),
+        ("rbm.distillation.distill", "_train"),
         ("rbm.utils.parallel", "ProcessPoolExecutor"),  # its workers would not know of this
         ("rbm.serving.export", "trace"),
         ("rbm.serving.latency", "milliseconds"),

@@ -9,7 +9,7 @@ import torch
 from killed_runs import killed_at
 from rbm_process import RbmProcess
 from torch import nn
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import GCN, SAGEConv
 
 import rbm
 from rbm.config import Config, RbMConfig
@@ -271,22 +271,38 @@ def test_bad_teacher_logits(small_graph, quick, logits, message):
         rbm.distill(small_graph, logits, config=quick)
 
 
-def test_teacher_module_with_the_wrong_classes(small_graph, quick):
-    class Wrong(nn.Module):
-        def forward(self, x, edge_index):
-            return torch.zeros(x.shape[0], 5)
+class Answering(nn.Module):
+    """A teacher that returns what ``answer`` makes of the features."""
 
-    with pytest.raises(ValueError, match=r"teacher logits have shape \[60, 5\], expected \[60, 3\]"):
-        rbm.distill(small_graph, Wrong(), config=quick)
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, x, edge_index):
+        return self.answer(x)
 
 
-def test_teacher_module_with_a_softmax_at_its_end(small_graph, quick, tmp_path):
-    class Softmax(nn.Module):
-        def forward(self, x, edge_index):
-            return x[:, :3].softmax(-1)
-
-    with pytest.raises(ValueError, match=r"teacher logits are probabilities.* before its softmax"):
-        rbm.distill(small_graph, Softmax(), config=quick)
+@pytest.mark.parametrize(
+    ("teacher", "error", "message"),
+    [
+        (Answering(lambda x: x[:, :5]), ValueError, r"a tensor \[60, 5\], expected a tensor of logits \[60, 3\]"),
+        (Answering(lambda x: (x[:, :3], x)), TypeError, "a Answering, which returned a tuple.*; return them alone"),
+        (Answering(lambda x: x[:, :3].softmax(-1)), ValueError, r"are probabilities.* before its softmax"),
+        (Answering(lambda x: x[:, :3] / 0), ValueError, "logits of node 0 are not finite"),
+        (GCN(12, 8, num_layers=2, out_channels=3).double(), TypeError, r"of torch.float64.*use teacher\.float\(\)"),
+        (GCN(11, 8, num_layers=2, out_channels=3), RuntimeError, "cannot be multiplied"),
+    ],
+)
+def test_an_unfit_teacher_leaves_the_run_in_its_folder(small_graph, quick, tmp_path, teacher, error, message):
+    folder = tmp_path / "run"
+    rbm.distill(small_graph, torch.randn(60, 3), config=quick, methods=["mlp"], folder=folder, plots=False)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(error, match=message):
+        rbm.distill(small_graph, teacher, config=quick, folder=folder, overwrite=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with pytest.raises(error, match=message):
+        rbm.distill(small_graph, teacher, config=quick, folder=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_is_what_a_training_on_each_would_have_left(changes, precision, small_gr
     splits = [split_for(config, halved(small_graph, 3, half)) for half in range(4)]
     folders = {name: tmp_path / name for name in ("shared", "alone")}
     share_training(splits, 1, config, 3, Cache(folders["shared"]), Progress(None))
-    prepare = partial(prepare_teacher, None, config=config, classes=3, run=None, progress=Progress(None))
+    prepare = partial(prepare_teacher, config=config, classes=3, run=None, progress=Progress(None))
     for split in splits:
         prepare(split=split, cache=Cache(folders["alone"]))
     names = sorted(file.name for file in folders["alone"].iterdir())
