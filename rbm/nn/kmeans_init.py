@@ -1,5 +1,7 @@
 """Initial memory vectors: K-means centres of the rows that each router sees, or means of given groups."""
 
+import logging
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,8 @@ from rbm.utils.arguments import check_at_least
 
 def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: int | None = None) -> Tensor:
     """K-means centres of the directions of rows, of unit length, ``[E, D]`` in float32 on the device of the rows.
+
+    If the rows have fewer distinct directions than there are experts, some centres are equal, which a warning says.
 
     Args:
         rows: ``[B, D]``, dense or sparse, with ``B >= num_experts``.
@@ -39,12 +43,21 @@ def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: 
             " use fewer experts"
         )
     from sklearn.cluster import KMeans, MiniBatchKMeans  # imported here because it takes most of a second
+    from sklearn.exceptions import ConvergenceWarning
 
     kind: type[KMeans | MiniBatchKMeans] = KMeans
     if max_rows is not None and rows.shape[0] >= max_rows:
         rows, kind = _sample(rows, max_rows, seed), MiniBatchKMeans
-    centers = kind(num_experts, n_init=10, random_state=seed).fit(_unit_rows(rows)).cluster_centers_
-    return F.normalize(torch.from_numpy(centers).float(), dim=-1).to(rows.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # about equal rows, in words of scikit-learn
+        found = kind(num_experts, n_init=10, random_state=seed).fit(_unit_rows(rows))
+    if (groups := len(np.unique(found.labels_))) < num_experts:
+        logging.getLogger("rbm").warning(
+            "memory: K-means finds only %d group%s among the rows of a router with %d experts, so some experts start"
+            " without rows of their own. Features with few distinct rows need fewer experts.",
+            *(groups, "" if groups == 1 else "s", num_experts),
+        )
+    return F.normalize(torch.from_numpy(found.cluster_centers_).float(), dim=-1).to(rows.device)
 
 
 def group_nodes(rows: Tensor, num_groups: int, *, seed: int = 0) -> Tensor:

@@ -47,6 +47,16 @@ def test_groups_are_scikit_learns_of_the_seed():
         assert group_nodes(rows, 6, seed=seed).tolist() == expected.tolist()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("rows", "groups"), [(torch.ones(50, 3), "1 group"), (torch.eye(4).repeat(9, 1), "4 groups")])
+def test_few_distinct_rows_are_reported_in_our_words(caplog, rows, groups):
+    assert kmeans_memory(rows, 6).shape == (6, rows.shape[1])
+    assert f"K-means finds only {groups} among the rows of a router with 6 experts" in caplog.text
+    caplog.clear()
+    kmeans_memory(torch.randn(50, 3), 6)
+    assert not caplog.text
+
+
 def test_max_rows_fits_on_a_sample():
     _, rows = clusters(200)
     memory = kmeans_memory(rows, 3, max_rows=60)
@@ -76,11 +86,11 @@ def test_layer_by_layer_through_layers_that_are_already_routed():
     torch.testing.assert_close(second.memory, kmeans_memory(hidden, 3, seed=2))
 
 
-def test_no_direction_keeps_the_random_start():
+def test_no_direction_keeps_the_random_start(caplog):
     student = RbMStudent(8, 6, 3, num_layers=1, num_experts=3, top_k=2)
     before = student.layers[0].memory.clone()
-    with pytest.warns(Warning, match="distinct clusters"):
-        initialize_memory(student, torch.zeros(10, 8))
+    initialize_memory(student, torch.zeros(10, 8))
+    assert "finds only 1 group " in caplog.text
     assert torch.equal(student.layers[0].memory, before)
 
 
