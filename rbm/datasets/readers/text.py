@@ -169,12 +169,15 @@ def _check_names(line: bytes, second: bytes) -> None:
 
 
 def is_number(field: str | bytes) -> bool:
-    """Whether a field of a table reads as a number, as NaN and infinity do."""
+    """Whether a field of a table reads as a number, as NaN and infinity do.
+
+    ``2020_01`` does not: only Python has underscores in numbers.
+    """
     try:
         float(field)
     except ValueError:
         return False
-    return True
+    return "_" not in str(field)
 
 
 def _odd_line(text: bytes, line: int) -> str:
@@ -193,7 +196,9 @@ def _odd_line(text: bytes, line: int) -> str:
 
 
 def _short_line(text: bytes, columns: int, line: int) -> str:
-    """Describe the first line with more or fewer numbers than ``columns``, with a hint if a field is empty."""
+    """Describe the first line with more or fewer numbers, or commas between them, than ``columns`` have, with a hint
+    if a field is empty.
+    """
     for number, fields in enumerate(text.split(b"\n"), line):
         if not fields.strip():
             return _EMPTY.format(number)
@@ -201,6 +206,9 @@ def _short_line(text: bytes, columns: int, line: int) -> str:
             gap = any(not field.strip() for field in fields.split(b",")) and fields.count(b",") == columns - 1
             hint = "; a field is empty: fill in the missing number" if gap else ""
             return f"line {number} holds {found} numbers, expected {columns}{hint}"
+        if b"," in text and (commas := fields.count(b",")) != columns - 1:
+            hint = "; remove the comma at its end" if fields.rstrip().endswith(b",") else ""
+            return f"line {number} holds {commas} commas, expected {columns - 1} between {columns} numbers{hint}"
     return ""
 
 

@@ -21,6 +21,8 @@ from rbm.datasets import load_graph
         ("y.csv", "class\n\n0\n1\n0\n1\n", "line 2 is empty, expected numbers; remove it, or write the missing row"),
         ("y.csv", "\nclass\n0\n1\n0\n1\n", "line 1 is empty, expected numbers; remove it"),
         ("y.csv", "0\n1\n\n0\n1\n", "do not all hold 1 numbers: line 3 is empty"),
+        ("x.csv", "1,2,\n" * 6, "line 1 holds 2 commas, expected 1 between 2 numbers; remove the comma at its end"),
+        ("x.csv", "1,2\n" * 5 + "3 4\n", "line 6 holds 0 commas, expected 1 between 2 numbers"),
         ("y.csv", "0\n1 0\n\n1\n0\n1\n", "lines 1 to 6 do not all hold 1 numbers"),
         ("y.csv", "y\n" + "True\n" * 6, "line 2 is 'True', expected numbers between commas, blanks or tabs"),
         ("edge_index.csv", "0;1\n2;3\n", "line 2 is '2;3', expected numbers between commas, blanks or tabs"),
@@ -60,7 +62,7 @@ def test_logits_of_a_single_class(tmp_path):
     assert load_graph(folder).teacher_logits.tolist() == [[0.5]] * 6
 
 
-@pytest.mark.parametrize("header", ["dose 0.5 mg,n", "NA,x", "0,x", "?\tx", "0.5 1.5 a"])
+@pytest.mark.parametrize("header", ["dose 0.5 mg,n", "NA,x", "0,x", "?\tx", "0.5 1.5 a", "2020_01,2020_02"])
 def test_names_with_numbers_in_them_are_a_header(tmp_path, header):
     write_folder(tmp_path, x=None)
     separator = "," if "," in header else "\t"
