@@ -1,6 +1,8 @@
 """The command line. ``rbm --help`` lists the commands; related commands share a module of this package."""
 
+import io
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -59,6 +61,8 @@ for _command in (distill, experiment, reproduce, table, tune, report, predict, e
 
 def main() -> None:
     """Entry point of the program ``rbm``."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that its encoding lacks, such as "±", become "?"
+        sys.stdout.reconfigure(errors="replace")
     # PyTorch Geometric scripts a class of its own when it is imported, of which PyTorch 2.14 and newer warn. The
     # variable is for worker processes.
     warnings.filterwarnings("ignore", message=_OF_SCRIPTED_CLASS, category=FutureWarning)

@@ -1,12 +1,13 @@
 """The graphs that the package loads by name, and the share of unseen test nodes under each protocol."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rbm.config import PROTOCOLS
-from rbm.utils.files import absolute
+from rbm.utils.files import absolute, check_utf8
 from rbm.utils.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def is_path(name: str | Path) -> bool:
     # Path("") is the working directory, but an empty string is a mistake.
     if not isinstance(name, str) or not name or _key(name) in DATASETS:
         return False
-    return "/" in name or "\\" in name or name.endswith(PATH_SUFFIXES) or Path(name).exists()
+    return "/" in name or "\\" in name or name.endswith(PATH_SUFFIXES) or os.path.exists(name)
 
 
 def dataset_name(dataset: str | Path) -> str:
@@ -193,7 +194,10 @@ def absolute_name(dataset: str) -> str:
     if not is_path(dataset):
         return dataset
     path = absolute("dataset", dataset)
-    return path if Path(path).exists() else dataset
+    if not os.path.exists(path):
+        return dataset
+    check_utf8("dataset", path)  # results name it
+    return path
 
 
 def short_name(dataset: str) -> str:

@@ -18,7 +18,7 @@ from rbm.datasets.registry import dataset_name
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes, warn_of_edge_weights
 from rbm.utils.arguments import check_at_least, check_flags
-from rbm.utils.files import with_home
+from rbm.utils.files import check_utf8, with_home
 
 # Smaller float16 features are converted to float32 when loaded, since all code accepts float32.
 MIN_STORED_NUMEL = 2**24
@@ -96,6 +96,7 @@ def load_graph(
     check_at_least("seed", seed, 0)  # here too, since a file of several masks needs no generator
     check_flags(undirected=undirected)
     path = with_home("dataset", path)
+    check_utf8("dataset", path)  # results name it
     parts = read_parts(path)
     _check_present(path, parts, ("x", "edge_index", "y"))
     x = _features(path, parts["x"])

@@ -31,7 +31,16 @@ from rbm.nn.saved_student import (
     rebuild,
 )
 from rbm.training.run_files import CHECKPOINT, begin_list, is_unused, list_file, remove_partials, remove_run
-from rbm.utils.files import absolute, as_path, check_writable, disk_errors, read_text, write_bytes, write_json
+from rbm.utils.files import (
+    absolute,
+    as_path,
+    check_utf8,
+    check_writable,
+    disk_errors,
+    read_text,
+    write_bytes,
+    write_json,
+)
 from rbm.utils.locks import only_process
 from rbm.utils.tensor_files import check_finite, read_pickled, read_sealed, sealed, stored_checksum
 
@@ -183,6 +192,7 @@ def check_place(path: Path, resume: bool, overwrite: bool, config_file: str = "c
     A run that was killed before it wrote its ``config_file`` lost nothing: it is resumed from its beginning, and a new
     run may take its folder.
     """
+    check_utf8("run folder", path)
     was_begun = path.is_dir() and any(path.iterdir()) and is_unused(path)
     if resume and not was_begun and not (path / config_file).is_file():
         raise FileNotFoundError(

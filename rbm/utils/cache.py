@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from filelock import FileLock
 from torch import Tensor
 
-from rbm.utils.files import as_path, write_bytes
+from rbm.utils.files import as_path, check_utf8, write_bytes
 from rbm.utils.tensor_files import fingerprint, read_sealed, sealed
 
 Entry: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
@@ -33,12 +33,16 @@ class Cache:
 
     Raises:
         FileExistsError: the folder is a file.
+        ValueError: its path is not UTF-8.
     """
 
     def __init__(self, folder: Path | str | None = None) -> None:
         self.folder = None if folder is None else as_path("cache", folder)
         self.taken: set[str] = set()
-        if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
+        if self.folder is None:
+            return
+        check_utf8("cache", self.folder)
+        if self.folder.exists() and not self.folder.is_dir():
             raise FileExistsError(f"cache is {folder}, which is a file; expected a folder")
 
     def tensors(

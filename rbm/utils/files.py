@@ -38,6 +38,14 @@ def as_path(what: str, path: Path | str) -> Path:
         raise TypeError(f"{what} is {path!r}, expected a path, as str or pathlib.Path") from None
 
 
+def check_utf8(what: str, path: Path | str) -> None:
+    """Raise ValueError unless the bytes of a path are UTF-8, as the files that name it and safetensors need."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} is {str(path)!a}, which is not UTF-8; rename it") from None
+
+
 def with_home(what: str, path: Path | str) -> Path:
     """Expand a leading ``~`` or ``~user`` in ``path``; ValueError if there is no such user."""
     try:
