@@ -1,5 +1,6 @@
 """DeepWalk (Perozzi et al., KDD 2014): positions of nodes in the graph, learned by skip-gram from random walks."""
 
+import logging
 import zlib
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -133,6 +134,11 @@ def gensim_version() -> str:
     return package_version("gensim") if find_spec("gensim") else ""
 
 
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    """Not gensim's warning that two losses at once are probably a mistake: the released code has both."""
+    return "hierarchical softmax and negative sampling" not in record.getMessage()
+
+
 def _word2vec(walks: np.ndarray, counts: np.ndarray, settings: SkipGram, workers: int) -> np.ndarray:
     """:func:`skip_gram` by gensim."""
     from gensim.models import Word2Vec  # imported here because it takes a second, and the positions may be cached
@@ -155,7 +161,12 @@ def _word2vec(walks: np.ndarray, counts: np.ndarray, settings: SkipGram, workers
     frequencies = {str(node): int(count) for node, count in zip(met, counts[met], strict=True)}
     model.build_vocab_from_freq(frequencies, corpus_count=walks.shape[0])
     sentences = _Sentences(walks, counts.size, settings.advance)
-    model.train(sentences, total_examples=walks.shape[0], epochs=settings.epochs)
+    logger = logging.getLogger("gensim.models.word2vec")
+    logger.addFilter(_is_no_advice)
+    try:
+        model.train(sentences, total_examples=walks.shape[0], epochs=settings.epochs)
+    finally:
+        logger.removeFilter(_is_no_advice)
     if sentences.error is not None:
         raise sentences.error
     return model.wv[list(frequencies)]

@@ -211,7 +211,7 @@ class TestDeepWalk:
             deepwalk(DIRECTED, 6, **arguments)
 
 
-def test_gensim_has_the_constants_of_the_released_code(monkeypatch):
+def test_gensim_has_the_constants_of_the_released_code(monkeypatch, caplog):
     models = pytest.importorskip("gensim.models")
     given, word2vec = {}, models.Word2Vec
 
@@ -222,6 +222,9 @@ def test_gensim_has_the_constants_of_the_released_code(monkeypatch):
     monkeypatch.setattr(models, "Word2Vec", record)
     deepwalk(cliques(), 24, dim=2, walk_length=3)
     assert {name: given[name] for name in ("sg", "alpha", "sample")} == {"sg": 1, "alpha": 0.025, "sample": 1e-3}
+    assert not caplog.text, "two losses at once are no mistake of the user"
+    word2vec([["a", "b"]], hs=1, negative=5, min_count=1)
+    assert "probably a mistake" in caplog.text, "it is for others"
 
 
 def dense_label_propagation(edges, labels, train, decay, hops, exclude_self, self_loops):
