@@ -42,26 +42,17 @@ def kmeans_memory(rows: Features, num_experts: int, *, seed: int = 0, max_rows: 
             f"num_experts is {num_experts} but there are only {rows.shape[0]} rows to place memory vectors by;"
             " use fewer experts"
         )
-    from sklearn.cluster import KMeans, MiniBatchKMeans  # imported here because it takes most of a second
-    from sklearn.exceptions import ConvergenceWarning
-
-    kind: type[KMeans | MiniBatchKMeans] = KMeans
-    if max_rows is not None and rows.shape[0] >= max_rows:
-        rows, kind = _sample(rows, max_rows, seed), MiniBatchKMeans
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # about equal rows, in words of scikit-learn
-        found = kind(num_experts, n_init=10, random_state=seed).fit(_unit_rows(rows))
-    if (groups := len(np.unique(found.labels_))) < num_experts:
-        logging.getLogger("rbm").warning(
-            "memory: K-means finds only %d group%s among the rows of a router with %d experts, so some experts start"
-            " without rows of their own. Features with few distinct rows need fewer experts.",
-            *(groups, "" if groups == 1 else "s", num_experts),
-        )
+    is_sampled = max_rows is not None and rows.shape[0] >= max_rows
+    if is_sampled:
+        rows = _sample(rows, max_rows, seed)
+    found = _fit(_unit_rows(rows), num_experts, seed, in_mini_batches=is_sampled)
     return F.normalize(torch.from_numpy(found.cluster_centers_).float(), dim=-1).to(rows.device)
 
 
 def group_nodes(rows: Tensor, num_groups: int, *, seed: int = 0) -> Tensor:
     """K-means groups of rows ``[B, H]``, by Euclidean distance: int64 ``[B]`` in ``[0, num_groups)``.
+
+    If fewer rows than ``num_groups`` are distinct, some groups are empty, which a warning says.
 
     Raises:
         ValueError: there are fewer rows than groups, or rows are not finite.
@@ -70,10 +61,26 @@ def group_nodes(rows: Tensor, num_groups: int, *, seed: int = 0) -> Tensor:
         raise ValueError(f"num_experts is {num_groups} but there are only {rows.shape[0]} rows to group")
     if not torch.isfinite(rows).all():
         raise ValueError("rows hold NaN or infinity; K-means needs finite rows")
-    from sklearn.cluster import KMeans
-
-    groups = KMeans(num_groups, n_init=10, random_state=seed).fit_predict(rows.detach().float().cpu().numpy())
+    groups = _fit(rows.detach().float().cpu().numpy(), num_groups, seed).labels_
     return torch.from_numpy(groups).long().to(rows.device)
+
+
+def _fit(rows: np.ndarray | sp.csr_matrix, num_experts: int, seed: int, *, in_mini_batches: bool = False) -> Any:
+    """Fitted K-means of scikit-learn, one group per expert; a warning says if it finds fewer."""
+    from sklearn.cluster import KMeans, MiniBatchKMeans  # imported here because it takes most of a second
+    from sklearn.exceptions import ConvergenceWarning
+
+    kind = MiniBatchKMeans if in_mini_batches else KMeans
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # about equal rows, in words of scikit-learn
+        found = kind(num_experts, n_init=10, random_state=seed).fit(rows)
+    if (groups := len(np.unique(found.labels_))) < num_experts:
+        logging.getLogger("rbm").warning(
+            "memory: K-means finds only %d group%s among the rows of a router with %d experts, so some experts start"
+            " without rows of their own. Features with few distinct rows need fewer experts.",
+            *(groups, "" if groups == 1 else "s", num_experts),
+        )
+    return found
 
 
 def group_memory(rows: Features, groups: Tensor, num_experts: int) -> Tensor:

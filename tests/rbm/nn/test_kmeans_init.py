@@ -53,7 +53,11 @@ def test_few_distinct_rows_are_reported_in_our_words(caplog, rows, groups):
     assert kmeans_memory(rows, 6).shape == (6, rows.shape[1])
     assert f"K-means finds only {groups} among the rows of a router with 6 experts" in caplog.text
     caplog.clear()
+    assert len(group_nodes(rows, 6).unique()) == int(groups.split()[0])
+    assert f"K-means finds only {groups} among the rows of a router with 6 experts" in caplog.text
+    caplog.clear()
     kmeans_memory(torch.randn(50, 3), 6)
+    group_nodes(torch.randn(50, 3), 6)
     assert not caplog.text
 
 
