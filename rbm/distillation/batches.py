@@ -21,7 +21,7 @@ class Batch(NamedTuple):
         hard_weight: weight of the *mean* cross-entropy of ``labelled``.
         soft_weight: weight of the soft-label loss; None if the rows only learn from labels.
         auxiliary_weight: weight of the student's auxiliary loss.
-        similarity_weight: weight of the similarity loss of ``labelled``, in addition to that of the configuration.
+        similarity_weight: multiplies the configuration's weight of the similarity loss of ``labelled``.
         sources: int64 ``[B]``, the node whose soft label each row learns; None if each row has one aggregated target
             (:class:`rbm.distillation.soft_targets.SoftTargets`).
         pair_weights: weights of the rows' pairs with ``sources``, ``[B]``.
