@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.device import HERE
-from benchmarks.measure.shapes import COAUTHOR_CS, CORA, DEVICE, PRECISIONS, REFERENCE, Problem, Shape, Workload
+from benchmarks.measure.shapes import (
+    COAUTHOR_CS,
+    CORA,
+    DEVICE,
+    MANY_EXPERTS,
+    PRECISIONS,
+    REFERENCE,
+    Problem,
+    Shape,
+    Workload,
+)
 from benchmarks.measure.suite import Suite
 from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, TunedRbMLayer
 from rbm import FusedRbMLayer
@@ -18,7 +28,8 @@ from rbm_kernels.ops.expert_matmul import cost
 ROWS = (1, 8, 64, 4096, 65536) if not HERE.is_gpu else (REFERENCE.rows, 1, 64, CORA, COAUTHOR_CS)
 LAYERS = {"rbm": FusedRbMLayer, "eager": ReferenceRbMLayer, "split": SplitRbMLayer, "sorted": SortedRbMLayer}
 WORKLOADS = [Workload(Shape(rows), precision) for rows in ROWS for precision in PRECISIONS if precision != "float16"]
-
+TRAINING = [workload for workload in WORKLOADS if workload.shape.rows >= CORA]
+TRAINING += [Workload(shape, p) for shape in MANY_EXPERTS for p in PRECISIONS if p != "float16" and not HERE.is_gpu]
 
 # With more rows a whole step takes seconds on a CPU, and adds nothing to the results of forward and backward.
 LONG = 4096
@@ -62,7 +73,7 @@ def test_layer_forward(suite, workload: Workload):
         run.time("forward", right, step, problems, cost.forward(*sizes))
 
 
-@pytest.mark.parametrize("workload", [w for w in WORKLOADS if w.shape.rows >= CORA], ids=str)
+@pytest.mark.parametrize("workload", TRAINING, ids=str)
 def test_layer_training(suite, workload: Workload):
     run = suite("layer", workload)
     problems = run.buffers(lambda: Problem.of(workload), Problem.nbytes)

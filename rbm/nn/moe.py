@@ -18,13 +18,14 @@ from rbm.nn import losses
 from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import fold
 from rbm.nn.memory_router import Routing, copy_expert, draw_experts
+from rbm.nn.scaled_experts import scaled_expert_matmul
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.nn.students import MixtureStudent, layer_sizes
 from rbm.utils.arguments import check_choice, check_probability, check_sizes, check_top_k, check_weight
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.distributed import all_reduce_sum
-from rbm.utils.precision import autocast_dtype, full_precision, wide
-from rbm_kernels import NetworkLayer, expert_matmul
+from rbm.utils.precision import full_precision, wide
+from rbm_kernels import NetworkLayer
 from rbm_kernels.ops.fold_experts.reference import input_scale
 
 
@@ -137,9 +138,8 @@ class MoELayer(nn.Module):
             scale = input_scale(None, self.log_scale)
             rows = dropout(rows, self.dropout, self.training)
             return sparse.expert_matmul(rows, self.weight, self.bias * scale, scale, gates, experts)
-        dtype = autocast_dtype(rows, self.weight.dtype)
-        rows = dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
-        return expert_matmul(rows, *fold(self.weight, self.bias, None, self.log_scale, dtype), gates, experts)
+        p = self.dropout if self.training else 0.0
+        return scaled_expert_matmul(rows, self.weight, self.bias, None, self.log_scale, gates, experts, p)
 
 
 class MoEStudent(MixtureStudent):

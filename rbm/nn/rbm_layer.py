@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import FoldedExperts, KeepsCopy, fold
 from rbm.nn.memory_router import MemoryRouter, Routing, copy_expert, draw_experts
+from rbm.nn.scaled_experts import scaled_expert_matmul
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
 from rbm.utils.arguments import check_flags, check_positive
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
@@ -188,10 +189,8 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
             scale = input_scale(self.attention, self.log_scale)
             rows = dropout(rows, self.dropout, self.training)
             return sparse.expert_matmul(rows, self.weight, bias, scale, gates, experts)
-        dtype = autocast_dtype(rows, self.weight.dtype)
-        weight, bias = self._fold(dtype)
-        rows = dropout(rows if dtype is None else rows.to(dtype), self.dropout, self.training)
-        return expert_matmul(rows, weight, bias, gates, experts)
+        p = self.dropout if self.training else 0.0
+        return scaled_expert_matmul(rows, self.weight, self.bias, self.attention, self.log_scale, gates, experts, p)
 
     def _answer(self, h: Tensor) -> Tensor:
         """The forward of inference. One row may take only microseconds, so nothing is looked up or reshaped twice."""

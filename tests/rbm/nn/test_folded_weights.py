@@ -7,7 +7,7 @@ import torch
 
 from rbm import FusedRbMLayer
 from rbm.nn import folded_weights as folding
-from rbm.nn import rbm_layer
+from rbm.nn import scaled_experts
 from rbm_kernels import fold_experts
 from rbm_kernels.ops.fold_experts import reference
 
@@ -65,7 +65,7 @@ def test_a_training_step_through_the_operator(bias, autocast, kernels, monkeypat
     other = copy.deepcopy(layer)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         expected = step(layer, x)
-        monkeypatch.setattr(rbm_layer, "fold", by_operator)
+        monkeypatch.setattr(scaled_experts, "fold", by_operator)
         if kernels:
             pytest.importorskip("triton")
             from triton_on_cpu import serving_kernels

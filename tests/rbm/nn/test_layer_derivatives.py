@@ -6,6 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from rbm import FusedRbMLayer
+from rbm.nn import scaled_experts
 from rbm.nn.sparse_rows import SparseRows
 
 D, N, E, K = 6, 3, 4, 2
@@ -35,10 +36,27 @@ def rows_of_each_kind():
     }
 
 
-KINDS = ["dense", "sparse", "mixed"]
+@pytest.fixture
+def _scaled(request, monkeypatch):
+    """Multiply the scales of dense rows into the experts, or into the rows."""
+    monkeypatch.setattr(scaled_experts, "_OUTPUTS_PER_ROW", {"experts": float("inf"), "rows": 0}[request.param])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Kinds of rows, and what is scaled; sparse rows themselves always are.
+DENSE, OTHERS = [("dense", "experts"), ("dense", "rows")], [("sparse", "rows"), ("mixed", "rows")]
+
+
+def each(*kinds):
+    """Run the test with each of these pairs."""
+
+    def of(test):
+        test = pytest.mark.usefixtures("_scaled")(test)
+        return pytest.mark.parametrize(("kind", "_scaled"), kinds, indirect=["_scaled"])(test)
+
+    return of
+
+
+@each(*DENSE, *OTHERS)
 def test_derivatives_by_the_parameters(kind):
     layer, rows = make(), rows_of_each_kind()[kind]
     names, parameters = zip(*layer.named_parameters(), strict=True)
@@ -51,7 +69,7 @@ def test_derivatives_by_the_parameters(kind):
     assert gradgradcheck(function, leaves, check_fwd_over_rev=True)
 
 
-@pytest.mark.parametrize("kind", ["dense", "mixed"])
+@each(*DENSE, OTHERS[-1])
 def test_derivatives_by_the_rows(kind):
     layer, x = make(), dense_rows()
     fixed = sparse_rows()[:, :4].to_sparse_csr()
@@ -65,7 +83,7 @@ def test_derivatives_by_the_rows(kind):
     assert gradgradcheck(function, (x,), check_fwd_over_rev=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each(*DENSE, *OTHERS)
 def test_transformations_of_torch_func(kind):
     layer, rows = make().eval(), rows_of_each_kind()[kind]
     parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
@@ -97,7 +115,9 @@ def test_transformations_of_torch_func(kind):
         torch.testing.assert_close(got[name], torch.stack([grad(loss)(one)[name] for one in pair]))
 
 
+@pytest.mark.parametrize("_scaled", ["experts", "rows"], indirect=True)
 @pytest.mark.parametrize("training", [False, True])
+@pytest.mark.usefixtures("_scaled")
 def test_gradients_of_each_sample_add_up_to_that_of_the_batch(training):
     layer, x = make().train(training), dense_rows()
     parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
