@@ -68,7 +68,7 @@ SHAPES = (
 # As in Qwen3-30B-A3B, with half of its experts. Their weights are larger than a processor's caches.
 LARGE = tuple(Shape(batch(rows), width(2_048), width(768), 64, 8) for rows in (1, 16, 256, 1_024))
 # Batches in which an expert gets few rows, so that its weights cost more than the products.
-MANY_EXPERTS = tuple(Shape(batch(rows), width(512), width(512), 64, 2) for rows in (64, 512, 4_096))
+MANY_EXPERTS = tuple(Shape(batch(rows), width(512), width(512), 64, 2) for rows in (64, 512))
 # Routers only, as large as those of language models with many small experts. A router has no outputs.
 ROUTERS = (
     Shape(batch(4_096), width(4_096), 1, 256, 8),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure.shapes import COAUTHOR_CS, CORA, LARGE, REFERENCE, ROUTERS, Shape
+from benchmarks.measure.shapes import COAUTHOR_CS, CORA, LARGE, MANY_EXPERTS, REFERENCE, ROUTERS, Shape
 from benchmarks.report import accuracies, headline, publications, widths
 from benchmarks.report.accuracies import JOINT, SHORTLIST, SIGN, experiment, gains, held_out
 from benchmarks.report.headline import OF_EXPERTS, ONE_NODE, PEERS
@@ -46,6 +46,7 @@ LIBRARIES = ("scattermoe", "triton_kernels", "megablocks", "tutel", "liger_kerne
 SERVERS = ("vllm", "sglang")
 LIBRARY_PEERS = ("eager", "grouped_mm", *LIBRARIES)
 GPU_PEERS = ("eager", "split", "sorted", "grouped_mm", "dense", "scattermoe", "triton_kernels")
+TRAINABLE = tuple(peer for peer in PEERS if peer != "tuned compiled")
 MATMUL_PEERS = (*OF_EXPERTS, "grouped_mm", "grouped_mm compiled", "dense")
 
 
@@ -54,14 +55,19 @@ def headed(name: str) -> str:
 
 
 def cpu_layer(
-    *, memory_kept: bool, path: Path | None = None, peers: Sequence[str] = PEERS, dtype: str = "float32"
+    *,
+    memory_kept: bool,
+    path: Path | None = None,
+    peers: Sequence[str] = PEERS,
+    dtype: str = "float32",
+    shapes: Sequence[Shape] = tuple(map(Shape, (1, 8, 64, 4096, 65536))),
 ) -> str:
     cpu, table = layer_figures(memory_kept=memory_kept, path=path), []
     for metric in ("forward", "forward + backward", "training step"):
-        for rows in (1, 8, 64, 4096, 65536):
-            cells = cpu.cells(peers, "layer", Shape(rows), metric, dtype=dtype)
+        for shape in shapes:
+            cells = cpu.cells(peers, "layer", shape, metric, dtype=dtype)
             if cells[0]:
-                table.append([metric, f"{rows:,}", *cells])
+                table.append([metric, f"{shape.rows:,}", *cells])
     return markdown(["", "rows", "`rbm`", *map(headed, peers)], table)
 
 
@@ -277,6 +283,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-layer-bfloat16": partial(cpu_layer, memory_kept=True, dtype="bfloat16"),
     "cpu-layer-amx": partial(cpu_layer, memory_kept=True, path=AMX, dtype="bfloat16"),
     "cpu-layer-amx-float32": partial(cpu_layer, memory_kept=True, path=AMX),
+    "cpu-layer-many-experts": partial(cpu_layer, memory_kept=True, path=AMX, peers=TRAINABLE, shapes=MANY_EXPERTS),
+    "cpu-layer-many-experts-bfloat16": partial(
+        cpu_layer, memory_kept=True, path=AMX, peers=TRAINABLE, shapes=MANY_EXPERTS, dtype="bfloat16"
+    ),
     "cpu-layer-avx2": partial(cpu_layer, memory_kept=True, path=LAYER_AVX2, peers=OF_EXPERTS[:2]),
     "cpu-layer-faults": partial(cpu_layer, memory_kept=False),
     "cpu-ceiling": cpu_ceiling,
