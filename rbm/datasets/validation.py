@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 MASKS = ("train_mask", "val_mask", "test_mask")
+# What makes a graph with one type of nodes from another class.
+REMEDIES = {"HeteroData": "; use its to_homogeneous()"}
 # Every run makes a table [nodes, classes] and layers with one output per class: a wrong label could use up all memory.
 MOST_CLASSES = 2**16
 # With features a thousand times as large as normal ones, students are less accurate. With features a ten-thousandth as
@@ -132,7 +134,10 @@ def validate_data(data: "Data") -> None:
     from torch_geometric.data import Data
 
     if not isinstance(data, Data):
-        raise TypeError(f"data: got {type(data).__name__}, expected torch_geometric.data.Data(x, edge_index, y, masks)")
+        kind = type(data).__name__
+        raise TypeError(
+            f"data: got {kind}, expected torch_geometric.data.Data(x, edge_index, y, masks){REMEDIES.get(kind, '')}"
+        )
     num_nodes = _check_features(data)
     if data.num_nodes != num_nodes:
         raise ValueError(

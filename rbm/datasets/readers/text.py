@@ -191,6 +191,7 @@ def _odd_line(text: bytes, line: int) -> str:
             hint = "; write numbers without quotes" if b'"' in fields else hint
             hint = "; replace the semicolons between columns by commas" if b";" in fields else hint
             hint = "; save the file as UTF-8" if b"\0" in fields else hint
+            hint = "; remove the lines of comments" if fields.lstrip()[:1] in (b"#", b"%") else hint
             return f"line {number} is {shown}, expected numbers between commas, blanks or tabs{hint}"
     return ""
 

@@ -28,7 +28,7 @@ from rbm.datasets.readers.node_ids import (
 )
 from rbm.datasets.readers.parquet import TextColumnError, check_columns, numbers
 from rbm.datasets.readers.text import read_table
-from rbm.datasets.validation import MASKS
+from rbm.datasets.validation import MASKS, REMEDIES
 from rbm.utils.arrays import open_npy, pickled_arrays, read_npz
 from rbm.utils.files import optional
 from rbm.utils.tensor_files import PicklesError, SparseTensorError, read_pickled
@@ -127,11 +127,9 @@ def _read_saved(path: Path) -> dict[str, Any]:
         except Exception as error:  # a Data whose parts were replaced may raise anything
             raise ValueError(f"dataset: {path} holds a PyG Data that is damaged: {error}") from error
     if not isinstance(saved, dict):
-        remedies = {"HeteroData": "; use its to_homogeneous()", "list": "; save one by torch.save(LIST[0], NEW)"}
         kind = type(saved).__name__
-        raise ValueError(
-            f"dataset: {path} holds {kind}, expected a PyG Data or a dictionary of tensors{remedies.get(kind, '')}"
-        )
+        remedy = "; save one by torch.save(LIST[0], NEW)" if kind == "list" else REMEDIES.get(kind, "")
+        raise ValueError(f"dataset: {path} holds {kind}, expected a PyG Data or a dictionary of tensors{remedy}")
     return {name: value for name, value in saved.items() if value is not None}
 
 

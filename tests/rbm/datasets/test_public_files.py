@@ -154,6 +154,8 @@ TABLES = {
     "weights": ("edges.csv", "0,1,0.5\n", r"has 3 columns, expected two, .*edge weights are not used"),
     "a gap": ("x.csv", "a,b\n1,2\n3,\n", r"line 3 holds 1 numbers, expected 2; a field is empty: fill in"),
     "semicolons": ("x.csv", "a;b\n1;2\n", r"line 2 is '1;2', .*; replace the semicolons between columns by commas"),
+    "comments of SNAP": ("edges.csv", "# web\n# Nodes: 2\n0\t1\n", r"line 2 is '# Nodes: 2', .*; remove the lines of"),
+    "comments of KONECT": ("edges.csv", "% sym\n% 2 2\n0 1\n", r"line 2 is '% 2 2', .*; remove the lines of comments"),
     "a gap in the first row": (
         "x.csv",
         "1,NA\n3,4\n",

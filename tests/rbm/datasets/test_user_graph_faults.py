@@ -343,6 +343,11 @@ def test_other_graphs_of_pyg_are_refused_with_a_remedy(tmp_path, saved, remedy):
         load_graph(tmp_path / "graph.pt")
 
 
+def test_a_heterogeneous_graph_in_memory_is_refused_with_a_remedy():
+    with pytest.raises(TypeError, match=r"data: got HeteroData, expected .*; use its to_homogeneous\(\)"):
+        validate_data(HeteroData(a={"x": torch.ones(2, 2)}))
+
+
 def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_pt(tmp_path)
