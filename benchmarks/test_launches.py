@@ -30,6 +30,7 @@ from benchmarks.measure.device import Call, Device, threads
 from benchmarks.measure.harness import Results, Timing, interleave
 from benchmarks.measure.shapes import Shape
 from rbm import FusedRbMLayer
+from rbm.nn import scaled_experts
 from rbm_kernels import cosine_topk, expert_matmul, expert_order, routed_matmul
 from rbm_kernels._library import TRITON_OPERATORS
 from rbm_kernels.ops.expert_matmul import config
@@ -91,6 +92,7 @@ class Operators:
             library.impl("memory_update_", lambda *_, **__: None, "CPU")
             with (
                 mock.patch.object(expert_matmul_op, "_kernels_serve", lambda x: x.dtype != torch.float64),
+                mock.patch.object(scaled_experts, "_few", return_value=False),  # as on a GPU
                 mock.patch.object(triton.runtime.JITFunction, "run", self._launch_nothing),
                 mock.patch.object(GridExecutor, "__call__", self._launch_nothing),  # tests use Triton's interpreter
             ):
