@@ -5,13 +5,14 @@ size: with 64 experts this takes longer than the products of a batch of 512 rows
 every expert that it goes to. This module scales whichever is smaller.
 """
 
-import torch
 from torch import Tensor, nn
 
 from rbm.nn.dropout import dropout
 from rbm.nn.folded_weights import fold
 from rbm.utils.precision import autocast_dtype
 from rbm_kernels import expert_matmul
+from rbm_kernels._library import is_exporting
+from rbm_kernels.ops.expert_matmul.config import holds
 from rbm_kernels.ops.fold_experts.reference import input_scale
 
 # On a CPU, training steps with scaled experts and with scaled rows took the same time at 4 to 6 output features, summed
@@ -57,15 +58,15 @@ def scaled_expert_matmul(
     if dtype is not None:
         pairs, weight, bias = pairs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     y = expert_matmul(pairs, weight, bias, gates, experts)
-    return y if attention is None else y.unflatten(0, (len(rows), copies)).sum(1)
+    return y if attention is None else y.unflatten(0, (rows.shape[0], copies)).sum(1)
 
 
 def _few(rows: Tensor, weight: Tensor, copies: int) -> bool:
     """Whether ``copies`` of the rows are so few that they are scaled instead of the experts.
 
-    A compiler must not specialise on the number of rows. On a GPU, one kernel folds, and subclasses of Tensor, such as
-    distributed ones, fold by PyTorch's operators.
+    An exported program must not depend on the number of rows. On a GPU, one kernel folds. Subclasses of Tensor, such as
+    distributed ones, may not know the operators for rows.
     """
-    if weight.device.type != "cpu" or type(weight) not in (Tensor, nn.Parameter) or torch.compiler.is_compiling():
+    if weight.device.type != "cpu" or type(weight) not in (Tensor, nn.Parameter) or is_exporting():
         return False
-    return len(rows) * copies * _OUTPUTS_PER_ROW <= weight.shape[0] * weight.shape[1]
+    return holds(rows.shape[0] * copies * _OUTPUTS_PER_ROW <= weight.shape[0] * weight.shape[1])

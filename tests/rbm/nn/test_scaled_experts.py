@@ -105,10 +105,21 @@ def test_no_rows(folds):
     assert not folds
 
 
-def test_compiled_layers_do_not_depend_on_the_number_of_rows(folds, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    make().eval()(torch.randn(1, D, dtype=torch.float64))
-    assert len(folds) == 1
+def test_a_compiled_layer_scales_what_an_eager_one_does(monkeypatch):
+    layer, x = make().eval(), torch.randn(4, D, dtype=torch.float64)
+    compiled, many = torch.compile(layer, backend="eager", dynamic=True), x.repeat(3, 1)
+    torch.testing.assert_close(compiled(many), layer(many))
+    monkeypatch.setattr(scaled_experts, "fold", None)
+    torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_layer_does_not_depend_on_the_number_of_rows(strict):
+    layer, x = make().eval(), torch.randn(4, D, dtype=torch.float64)
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: rows},), strict=strict).module()
+    for many in (x, x.repeat(3, 1)):
+        torch.testing.assert_close(program(many), layer(many))
 
 
 def test_subclasses_of_tensor_are_scaled_themselves():
