@@ -46,7 +46,6 @@ LIBRARIES = ("scattermoe", "triton_kernels", "megablocks", "tutel", "liger_kerne
 SERVERS = ("vllm", "sglang")
 LIBRARY_PEERS = ("eager", "grouped_mm", *LIBRARIES)
 GPU_PEERS = ("eager", "split", "sorted", "grouped_mm", "dense", "scattermoe", "triton_kernels")
-TRAINABLE = tuple(peer for peer in PEERS if peer != "tuned compiled")
 MATMUL_PEERS = (*OF_EXPERTS, "grouped_mm", "grouped_mm compiled", "dense")
 
 
@@ -283,9 +282,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-layer-bfloat16": partial(cpu_layer, memory_kept=True, dtype="bfloat16"),
     "cpu-layer-amx": partial(cpu_layer, memory_kept=True, path=AMX, dtype="bfloat16"),
     "cpu-layer-amx-float32": partial(cpu_layer, memory_kept=True, path=AMX),
-    "cpu-layer-many-experts": partial(cpu_layer, memory_kept=True, path=AMX, peers=TRAINABLE, shapes=MANY_EXPERTS),
+    "cpu-layer-many-experts": partial(cpu_layer, memory_kept=True, path=AMX, peers=OF_EXPERTS, shapes=MANY_EXPERTS),
     "cpu-layer-many-experts-bfloat16": partial(
-        cpu_layer, memory_kept=True, path=AMX, peers=TRAINABLE, shapes=MANY_EXPERTS, dtype="bfloat16"
+        cpu_layer, memory_kept=True, path=AMX, peers=OF_EXPERTS, shapes=MANY_EXPERTS, dtype="bfloat16"
     ),
     "cpu-layer-avx2": partial(cpu_layer, memory_kept=True, path=LAYER_AVX2, peers=OF_EXPERTS[:2]),
     "cpu-layer-faults": partial(cpu_layer, memory_kept=False),

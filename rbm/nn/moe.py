@@ -19,7 +19,7 @@ from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import fold
 from rbm.nn.memory_router import Routing, copy_expert, draw_experts
 from rbm.nn.scaled_experts import scaled_expert_matmul
-from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
+from rbm.nn.sparse_rows import Features, Rows, as_rows, dropout, linear
 from rbm.nn.students import MixtureStudent, layer_sizes
 from rbm.utils.arguments import check_choice, check_probability, check_sizes, check_top_k, check_weight
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
@@ -134,12 +134,8 @@ class MoELayer(nn.Module):
         copy_expert(self.weight, self.bias, expert)
 
     def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
-        if isinstance(rows, SparseRows):
-            scale = input_scale(None, self.log_scale)
-            rows = dropout(rows, self.dropout, self.training)
-            return sparse.expert_matmul(rows, self.weight, self.bias * scale, scale, gates, experts)
-        p = self.dropout if self.training else 0.0
-        return scaled_expert_matmul(rows, self.weight, self.bias, None, self.log_scale, gates, experts, p)
+        parameters = (self.weight, self.bias, None, self.log_scale)
+        return scaled_expert_matmul(rows, *parameters, gates, experts, self.dropout, self.training)
 
 
 class MoEStudent(MixtureStudent):

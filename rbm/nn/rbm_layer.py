@@ -5,16 +5,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rbm.nn import sparse_rows as sparse
 from rbm.nn.folded_weights import FoldedExperts, KeepsCopy, fold
 from rbm.nn.memory_router import MemoryRouter, Routing, copy_expert, draw_experts
 from rbm.nn.scaled_experts import scaled_expert_matmul
-from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, dropout, linear
+from rbm.nn.sparse_rows import Features, Rows, as_rows, dropout, linear
 from rbm.utils.arguments import check_flags, check_positive
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.precision import autocast_dtype
 from rbm_kernels import NetworkLayer, cosine_topk, expert_matmul, routed_matmul, routed_matmul_packed
-from rbm_kernels.ops.fold_experts.reference import input_scale
 
 
 class FusedRbMLayer(KeepsCopy, MemoryRouter):
@@ -183,14 +181,8 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
         return self.weight.dtype
 
     def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:
-        if isinstance(rows, SparseRows):
-            # A row has few entries: scale these instead of making a scaled copy of the weights.
-            bias = None if self.bias is None else self.bias * input_scale(None, self.log_scale)
-            scale = input_scale(self.attention, self.log_scale)
-            rows = dropout(rows, self.dropout, self.training)
-            return sparse.expert_matmul(rows, self.weight, bias, scale, gates, experts)
-        p = self.dropout if self.training else 0.0
-        return scaled_expert_matmul(rows, self.weight, self.bias, self.attention, self.log_scale, gates, experts, p)
+        parameters = (self.weight, self.bias, self.attention, self.log_scale)
+        return scaled_expert_matmul(rows, *parameters, gates, experts, self.dropout, self.training)
 
     def _answer(self, h: Tensor) -> Tensor:
         """The forward of inference. One row may take only microseconds, so nothing is looked up or reshaped twice."""

@@ -11,18 +11,10 @@ from rbm.nn import scaled_experts
 from rbm.nn.dropout import dropout
 from rbm.nn.moe import MoELayer
 from rbm.nn.reference import ReferenceRbMLayer
+from rbm.utils.precision import wide
 
 EXPERTS, D, N, K = 4, 12, 16, 2
 ALWAYS_ROWS, ALWAYS_EXPERTS = 0, float("inf")
-
-
-@pytest.fixture
-def folds(monkeypatch):
-    """A list that grows by one whenever experts are scaled for a forward with gradients."""
-    made = []
-    fold = scaled_experts.fold
-    monkeypatch.setattr(scaled_experts, "fold", lambda *arguments: made.append(None) or fold(*arguments))
-    return made
 
 
 def make(**options):
@@ -41,7 +33,7 @@ def step(layer, x):
     x = x.clone().requires_grad_()
     y = layer(x)
     leaves = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
-    grads = torch.autograd.grad(y.float().square().sum() if y.dtype == torch.bfloat16 else y.square().sum(), leaves)
+    grads = torch.autograd.grad(wide(y).square().sum(), leaves)
     layer.eval()
     return y.detach(), *grads, layer.memory.clone()
 
@@ -50,7 +42,7 @@ def step(layer, x):
 @pytest.mark.parametrize("p", [0.0, 0.4])
 @pytest.mark.parametrize("attention", [True, False], ids=["attention", "no attention"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_both_are_the_definition(bias, attention, p, outputs_per_row, folds, monkeypatch):
+def test_both_are_the_definition(bias, attention, p, outputs_per_row, folds_with_gradients, monkeypatch):
     monkeypatch.setattr(scaled_experts, "_OUTPUTS_PER_ROW", outputs_per_row)
     layer, x = make(bias=bias, input_attention=attention, dropout=p), torch.randn(9, D, dtype=torch.float64)
     reference = ReferenceRbMLayer(
@@ -62,7 +54,7 @@ def test_both_are_the_definition(bias, attention, p, outputs_per_row, folds, mon
     torch.manual_seed(1)
     for got, wanted in zip(step(layer, x), expected, strict=True):
         torch.testing.assert_close(got, wanted)
-    assert len(folds) == (outputs_per_row == ALWAYS_EXPERTS)
+    assert len(folds_with_gradients) == (outputs_per_row == ALWAYS_EXPERTS)
 
 
 def test_the_largest_factor_has_no_gradient(monkeypatch):
@@ -91,18 +83,18 @@ def test_under_autocast(p, monkeypatch):
 @pytest.mark.parametrize(
     ("attention", "rows", "expected"), [(True, 4, 0), (True, 5, 1), (False, 8, 0), (False, 9, 1)], ids=str
 )
-def test_fewer_numbers_are_scaled(attention, rows, expected, folds):
+def test_fewer_numbers_are_scaled(attention, rows, expected, folds_with_gradients):
     """With attention each row is scaled once per expert that it goes to, otherwise once."""
     assert EXPERTS * N == 8 * 8
     make(input_attention=attention)(torch.randn(rows, D, dtype=torch.float64))
-    assert len(folds) == expected
+    assert len(folds_with_gradients) == expected
 
 
-def test_no_rows(folds):
+def test_no_rows(folds_with_gradients):
     y = make()(torch.empty(0, D, dtype=torch.float64))
     y.sum().backward()
     assert y.shape == (0, N)
-    assert not folds
+    assert not folds_with_gradients
 
 
 def test_a_compiled_layer_scales_what_an_eager_one_does(monkeypatch):
@@ -134,7 +126,7 @@ def test_subclasses_of_tensor_are_scaled_themselves():
 
 
 @pytest.mark.parametrize("outputs_per_row", [ALWAYS_EXPERTS, ALWAYS_ROWS], ids=["experts", "rows"])
-def test_experts_with_a_learned_router(outputs_per_row, folds, monkeypatch):
+def test_experts_with_a_learned_router(outputs_per_row, folds_with_gradients, monkeypatch):
     monkeypatch.setattr(scaled_experts, "_OUTPUTS_PER_ROW", outputs_per_row)
     layer, p, x = MoELayer(D, N, EXPERTS, K, router_features=7, dropout=0.4).double(), 0.4, torch.randn(9, D).double()
     with torch.no_grad():
@@ -146,9 +138,8 @@ def test_experts_with_a_learned_router(outputs_per_row, folds, monkeypatch):
     each = torch.einsum("bd,eod->beo", dropout(x, p), layer.weight) + layer.bias
     expected = layer.log_scale.exp() * (gates[..., None] * each[torch.arange(9)[:, None], experts.long()]).sum(1)
     torch.testing.assert_close(got, expected)
-    assert len(folds) == (outputs_per_row == ALWAYS_EXPERTS)
-    wanted = torch.autograd.grad(expected.square().sum(), [layer.weight, layer.bias, layer.log_scale])
-    for gradient, right in zip(
-        torch.autograd.grad(got.square().sum(), [layer.weight, layer.bias, layer.log_scale]), wanted, strict=True
-    ):
+    assert len(folds_with_gradients) == (outputs_per_row == ALWAYS_EXPERTS)
+    leaves = [layer.weight, layer.bias, layer.log_scale]
+    grads = (torch.autograd.grad(y.square().sum(), leaves) for y in (got, expected))
+    for gradient, right in zip(*grads, strict=True):
         torch.testing.assert_close(gradient, right)
