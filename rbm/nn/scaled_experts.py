@@ -16,8 +16,8 @@ from rbm_kernels._library import is_exporting
 from rbm_kernels.ops.expert_matmul.config import holds
 from rbm_kernels.ops.fold_experts.reference import input_scale
 
-# On a Xeon with AMX, training steps took the same time with scaled experts and with scaled rows at 4 to 6 outputs, summed
-# over all experts, per scaled row: a scaled row is also multiplied, and its output summed, separately.
+# On a Xeon with AMX, steps with scaled experts and with scaled rows took the same time at 4 to 6 outputs, summed
+# over all experts, per scaled row: such a row is also multiplied, and its output summed, separately.
 _OUTPUTS_PER_ROW = 8
 
 
