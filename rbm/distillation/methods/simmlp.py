@@ -33,8 +33,9 @@ from rbm.datasets.splits import GraphSplit
 from rbm.distillation.task import DistillationTask, TrainedStudent
 from rbm.distillation.trainer import NodeTrainer
 from rbm.nn import losses
+from rbm.nn.cpu_derivatives import PReLU, unit_rows
 from rbm.nn.reconstruction import SparseTarget
-from rbm.nn.simmlp import NormalizedMLP, PReLU, SimMLPStudent
+from rbm.nn.simmlp import NormalizedMLP, SimMLPStudent
 from rbm.nn.sparse_rows import Rows, SparseRows, in_single_precision, to_dense
 from rbm.nn.students import build_norm, layer_sizes
 from rbm.teachers import GCN
@@ -55,7 +56,9 @@ def masked(rows: Rows, share: float) -> Rows:
 
 def alignment_loss(predicted: Tensor, aggregated: Tensor, power: float) -> Tensor:
     """Mean over rows of ``(1 - cos)^power``; no gradient flows into ``aggregated``. Both ``[N, H]``."""
-    return (1 - F.cosine_similarity(predicted, aggregated.detach(), dim=-1)).clamp_min(0).pow(power).mean()
+    with torch.no_grad():
+        aggregated = unit_rows(aggregated)
+    return (1 - torch.linalg.vecdot(unit_rows(predicted), aggregated)).clamp_min(0).pow(power).mean()
 
 
 class Aggregator(nn.Module):

@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from rbm.nn.reconstruction import SparseTarget
-from rbm.nn.simmlp import PReLU
 from rbm.nn.sparse_rows import SparseRows
 
 
@@ -36,16 +35,3 @@ def test_dense_columns_are_refused():
     rows = torch.eye(3)
     with pytest.raises(ValueError, match="rows: 3 of their columns are dense, expected only sparse columns"):
         SparseTarget(SparseRows(rows.to_sparse_csr(), rows))
-
-
-@pytest.mark.parametrize("slope", [0.25, -0.5])
-def test_prelu_is_pytorchs(slope):
-    x = torch.randn(50, 7, requires_grad=True)
-    ours, plain = PReLU(init=slope), nn.PReLU(init=slope)
-    weights = torch.randn(50, 7)
-    found, expected = ((module(x) * weights).sum() for module in (ours, plain))
-    torch.testing.assert_close(found, expected)
-    mine, theirs = torch.autograd.grad(found, [x, ours.weight]), torch.autograd.grad(expected, [x, plain.weight])
-    torch.testing.assert_close(mine, theirs)
-    with torch.no_grad():
-        assert torch.equal(ours(x), plain(x))

@@ -1,0 +1,63 @@
+"""PReLU and unit rows have the values and all derivatives of PyTorch's functions."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rbm.nn.cpu_derivatives import PReLU, unit_rows
+from rbm.nn.simmlp import SimMLPStudent
+
+
+def derivatives(value, parts):
+    """The gradient in ``parts``, and the gradient of its squared length."""
+    once = torch.autograd.grad(value, parts, retain_graph=True)
+    again = torch.autograd.grad(value, parts, create_graph=True)
+    torch.testing.assert_close(again, once)
+    return [*once, *torch.autograd.grad(sum(part.square().sum() for part in again), parts)]
+
+
+@pytest.mark.parametrize("slope", [0.25, -0.5])
+def test_prelu_is_pytorchs(slope):
+    x = torch.randn(50, 7, requires_grad=True)
+    ours, plain = PReLU(init=slope), nn.PReLU(init=slope)
+    weights = torch.randn(50, 7)
+    found, expected = ((module(x).square() * weights).sum() for module in (ours, plain))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(derivatives(found, [x, ours.weight]), derivatives(expected, [x, plain.weight]))
+    with torch.no_grad():
+        assert torch.equal(ours(x), plain(x))
+
+
+@pytest.mark.parametrize("shape", [(50, 7), (7,), (2, 5, 3)])
+def test_unit_rows_are_those_of_normalize(shape):
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(shape, dtype=torch.float64)
+    found, expected = unit_rows(x), F.normalize(x, dim=-1)
+    torch.testing.assert_close(found, expected)
+    found, expected = ((rows.exp() * weights).sum() for rows in (found, expected))
+    torch.testing.assert_close(derivatives(found, [x]), derivatives(expected, [x]))
+
+
+def test_a_row_of_zeros_has_the_gradient_that_normalize_gives_it():
+    x = torch.zeros(2, 3, requires_grad=True)
+    gradient = torch.randn(2, 3)
+    found, expected = (torch.autograd.grad(f(x), x, gradient) for f in (unit_rows, F.normalize))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_student_is_transformed_and_compiled():
+    student, x = SimMLPStudent(6, 8, 3, norm="layer"), torch.randn(5, 6)
+    student(x).square().sum().backward()
+    weights = dict(student.named_parameters())
+
+    def loss(weights, x):
+        return torch.func.functional_call(student, weights, (x,)).square().sum()
+
+    found = torch.func.grad(loss)(weights, x)
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x[:, None])
+    for name, weight in weights.items():
+        torch.testing.assert_close(found[name], weight.grad)
+        torch.testing.assert_close(each[name].sum(0), weight.grad)
+    compiled = torch.compile(student, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), student(x))
