@@ -129,8 +129,8 @@ class _UnknownMethodError(ValueError):
 def rebuild(
     config: Path, weights: Path, kind: type[nn.Module] | None = None, *, method: str | None = None
 ) -> nn.Module:
-    """Build a student from its description and weights, in eval mode and on the CPU. ``method`` selects one of the
-    students that a run folder describes.
+    """Build a student from its description and weights, in eval mode, on the CPU, and in float32 whatever PyTorch's
+    default dtype is. ``method`` selects one of the students that a run folder describes.
 
     Raises:
         ValueError: a file is corrupt, the files do not belong together, or the class is not ``kind``.
@@ -145,7 +145,8 @@ def rebuild(
         if kind.__module__.startswith("rbm."):  # the class of a plugin may not support meta tensors
             with torch.device("meta"):
                 _load_state(kind(**arguments), {name: tensor.to("meta") for name, tensor in tensors.items()}, weights)
-        student = kind(**arguments)
+        with torch.device("cpu"):
+            student = kind(**arguments)
     except _UnfitError:
         raise
     except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
@@ -154,6 +155,8 @@ def rebuild(
         if not encodings < getattr(student, "in_channels", 0):
             raise _undescribed(config, ValueError(f"its {ENCODED} are {encodings}, and a row has fewer numbers"))
         student.encodings = encodings
+    if torch.get_default_dtype() != torch.float32:  # setting it would not be safe in several threads
+        student.float()
     fill(student, tensors, weights)
     return student.eval()
 

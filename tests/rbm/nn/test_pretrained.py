@@ -80,6 +80,21 @@ def test_a_class_of_ones_own_may_read_tensors_as_it_is_made(monkeypatch, tmp_pat
     assert hub.load(tmp_path).scale == 4.0
 
 
+@pytest.mark.usefixtures("huggingface_hub")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_and_device_change_no_number(student, tmp_path, dtype):
+    student.save_pretrained(tmp_path)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            loaded = hub.load(str(tmp_path))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(dict(loaded.state_dict()), dict(student.state_dict()), rtol=0, atol=0)
+    x = torch.randn(9, 6)
+    assert torch.equal(loaded(x), student(x))
+
+
 def test_two_threads_that_load_leave_all_warnings_as_they_were(tmp_path, monkeypatch):
     """``warnings.catch_warnings`` in a thread may restore the filters that another thread has set for itself."""
     folder = save_run(tmp_path / "run", 6)
