@@ -159,7 +159,7 @@ def validate_data(data: "Data") -> None:
 def _tensor(data: "Data", name: str, layouts: tuple[torch.layout, ...] = (torch.strided,)) -> Tensor:
     value = data.get(name)
     if value is None:
-        raise ValueError(f"data.{name}: missing, expected a tensor; set data.{name} before passing the graph")
+        raise ValueError(f"data.{name}: missing, expected a tensor; {_to_set(data, name)}")
     if not isinstance(value, Tensor) or value.layout not in layouts:
         kind = f"a {value.layout} tensor" if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(
@@ -167,6 +167,16 @@ def _tensor(data: "Data", name: str, layouts: tuple[torch.layout, ...] = (torch.
             f"{_as_tensor(name, value, layouts)}"
         )
     return value
+
+
+def _to_set(data: "Data", name: str) -> str:
+    """Advice on how to set the tensor that is missing."""
+    if name == "edge_index" and data.get("adj_t") is not None:
+        return "set data.edge_index to torch_geometric.utils.to_edge_index(data.adj_t)[0].flip(0)"
+    if name in MASKS:
+        split = "torch_geometric.transforms.RandomNodeSplit(num_val=0.2, num_test=0.2)"
+        return f"set data.{name}, or draw all masks with {split}(data)"
+    return f"set data.{name} before passing the graph"
 
 
 def _as_tensor(name: str, value: Any, layouts: tuple[torch.layout, ...]) -> str:
@@ -253,7 +263,12 @@ def _check_masks(data: "Data", num_nodes: int) -> None:
     masks = {name: _tensor(data, name) for name in MASKS}
     for name, mask in masks.items():
         if mask.dtype != torch.bool:
-            raise TypeError(f"data.{name}: got {mask.dtype}, expected torch.bool, True for the nodes of the set")
+            hint = f"data.{name}.bool()"
+            if mask.dim() == 1 and (mask.size(0) != num_nodes or mask.max() > 1):  # node ids, as OGB has them
+                hint = f"torch_geometric.utils.index_to_mask(data.{name}, {num_nodes})"
+            raise TypeError(
+                f"data.{name}: got {mask.dtype}, expected torch.bool, True for the nodes of the set; use {hint}"
+            )
         if mask.shape != (num_nodes,):
             several = mask.dim() == 2 and mask.size(0) == num_nodes
             hint = f"; choose one of its {mask.size(1)} splits, data.{name}[:, 0]" if several else ""

@@ -1,10 +1,14 @@
 """Every fault of a graph has its own error message."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
+import torch_geometric
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
+from torch_geometric.utils import to_torch_csr_tensor
 
 import rbm
 from rbm.datasets import num_classes, validate_data
@@ -169,8 +173,12 @@ FAULTS = {
     ),
     "classes many": ({"num_classes": 2**16 + 1}, ValueError, r"data\.num_classes: got 65537, expected at most 65536"),
     "classes text": ({"num_classes": "3"}, TypeError, r"data\.num_classes: got '3'"),
-    "no mask": ({"val_mask": None}, ValueError, r"data\.val_mask: missing"),
-    "mask long": ({"test_mask": torch.ones(6).long()}, TypeError, r"data\.test_mask: got torch\.int64"),
+    "no mask": ({"val_mask": None}, ValueError, r"data\.val_mask: missing, .*set data\.val_mask, or .*RandomNodeSplit"),
+    "mask long": (
+        {"test_mask": torch.ones(6).long()},
+        TypeError,
+        r"data\.test_mask: got torch\.int64, .*; use data\.test_mask\.bool\(\)",
+    ),
     "mask short": ({"train_mask": torch.ones(4).bool()}, ValueError, r"data\.train_mask: got shape \[4\]"),
     "many splits": (
         {"train_mask": torch.ones(6, 10).bool()},
@@ -189,6 +197,28 @@ FAULTS = {
         r"data\.train_mask: 1 nodes are in data\.test_mask",
     ),
 }
+
+
+def advised(data, match: str):
+    """What the message about ``data`` says to use, from the name of the module on."""
+    with pytest.raises((TypeError, ValueError), match=match) as caught:
+        validate_data(data)
+    expression = re.search(r"torch_geometric\..*", str(caught.value))[0]
+    return eval(expression, {"torch_geometric": torch_geometric, "data": data})
+
+
+def test_advice_about_masks_and_adjacencies_works():
+    data, whole = graph(), graph()
+    data.train_mask = whole.train_mask.nonzero().flatten()
+    data.train_mask = advised(data, r"data\.train_mask: got torch\.int64, expected torch\.bool")
+    assert torch.equal(data.train_mask, whole.train_mask)
+
+    data.edge_index, data.adj_t = None, to_torch_csr_tensor(whole.edge_index.flip(0), size=(6, 6))
+    data.edge_index = advised(data, r"data\.edge_index: missing")
+    assert sorted(data.edge_index.T.tolist()) == sorted(whole.edge_index.T.tolist())
+
+    data = graph(x=torch.ones(60, 2), y=torch.arange(60) % 3, train_mask=None)
+    validate_data(advised(data, r"data\.train_mask: missing"))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
