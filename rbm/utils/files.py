@@ -72,13 +72,15 @@ def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> s
     Raises:
         FileNotFoundError: the file does not exist.
         IsADirectoryError: it is a folder.
-        ValueError: it is not UTF-8, or too large.
+        ValueError: it is a pipe or a device, which could not be read again; it is not UTF-8, or too large.
     """
     path, name = as_path(what or "file", path), f"{what} {path}".strip()
     if path.is_dir():
         raise IsADirectoryError(f"{name} is a folder, expected a file")
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{name} does not exist")
+    if not path.is_file():
+        raise ValueError(f"{name} is a pipe or a device, expected a file; write its content to one")
     if most is not None and path.stat().st_size > most:
         raise ValueError(f"{name} has {path.stat().st_size:,} bytes, expected at most {most:,}")
     try:

@@ -31,6 +31,14 @@ def test_a_folder_is_no_missing_file(tmp_path):
         read_yaml("configuration file", tmp_path)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_what_cannot_be_read_twice_is_no_missing_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", os.devnull):
+        with pytest.raises(ValueError, match=r"^experiment file .* is a pipe or a device, expected a file; write its"):
+            read_yaml("experiment file", path)
+
+
 def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
