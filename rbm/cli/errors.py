@@ -11,7 +11,7 @@ import typer
 
 from rbm.cli.options import status
 from rbm.utils.console import print_line
-from rbm.utils.files import DISK_ERRORS, with_home
+from rbm.utils.files import DISK_ERRORS, as_path
 
 SAME_COMMAND = "the same command"
 _FAILED = 2  # the exit status
@@ -78,7 +78,7 @@ def _written_out(name: str, value: Any) -> Any:
     """Expand a leading ``~`` in a path or a list of paths: shells do not do so inside quotes or after ``=``."""
     if isinstance(value, list):
         return [_written_out(name, item) for item in value]
-    return with_home(name, value) if isinstance(value, Path) else value
+    return as_path(name, value) if isinstance(value, Path) else value
 
 
 def _terminate(*_) -> None:

@@ -18,7 +18,7 @@ from rbm.datasets.registry import dataset_name
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes, warn_of_edge_weights
 from rbm.utils.arguments import check_at_least, check_flags
-from rbm.utils.files import check_utf8, with_home
+from rbm.utils.files import as_path, check_utf8
 
 # Smaller float16 features are converted to float32 when loaded, since all code accepts float32.
 MIN_STORED_NUMEL = 2**24
@@ -95,7 +95,7 @@ def load_graph(
     check_sparse_features(sparse_features)
     check_at_least("seed", seed, 0)  # here too, since a file of several masks needs no generator
     check_flags(undirected=undirected)
-    path = with_home("dataset", path)
+    path = as_path("dataset", path)
     check_utf8("dataset", path)  # results name it
     parts = read_parts(path)
     _check_present(path, parts, ("x", "edge_index", "y"))
@@ -152,7 +152,7 @@ def load_unlabelled_graph(path: str | Path, *, sparse_features: str = "auto", un
     """Load features, edges and ids of nodes from the files of :func:`load_graph`, which also tells the arguments and
     the errors. Labels, masks and logits may be missing, and are not read into the result.
     """
-    path = with_home("graph", path)
+    path = as_path("graph", path)
     with _called_graph():
         parts = read_parts(path)
         _check_present(path, parts, ("x", "edge_index"))

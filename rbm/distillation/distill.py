@@ -46,6 +46,7 @@ from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.arguments import check_flags
 from rbm.utils.cache import Cache, cache_or_temporary
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main_process
+from rbm.utils.files import as_path
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress, console_for
 from rbm.utils.repeatable import deterministic, plain_modes
@@ -156,6 +157,7 @@ def distill(
     requested, methods = tuple(methods), _with_labels(methods, labels_alone)
     if keep is not None and keep not in methods:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
+    folder = None if folder is None else as_path("folder", folder)
     if tensorboard:
         check_tensorboard(folder)
     _check_graph(data, config, warn=folder is not None or console is not None)  # once, not per trial of a search

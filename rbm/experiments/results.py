@@ -16,7 +16,7 @@ import torch_geometric
 from rbm.config import LATER_SETTINGS, Config
 from rbm.distillation.registry import METHODS, learns_soft_labels
 from rbm.utils.environment import today
-from rbm.utils.files import append_csv, read_text, write_text
+from rbm.utils.files import append_csv, as_path, read_text, write_text
 from rbm.utils.tensor_files import fingerprint
 
 KEY = ("dataset", "setting", "protocol", "teacher", "preset", "variant", "method", "seed")
@@ -108,7 +108,7 @@ def read_rows(path: Path | str) -> list[dict[str, str]]:
         ValueError: the file is not text, its columns are not :data:`COLUMNS`, or a row is damaged or there twice. The
             message names the file and the line.
     """
-    path = Path(path)
+    path = as_path("results file", path)
     if not path.is_file():
         return []
     text = _whole_lines(read_text(path).removeprefix("\ufeff"))  # spreadsheets write a byte order mark

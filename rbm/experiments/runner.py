@@ -18,6 +18,7 @@ from rbm.distillation.verdict import LABELS_ALONE
 from rbm.experiments.experiment import Experiment, Task
 from rbm.experiments.results import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
 from rbm.utils.cache import cache_or_temporary
+from rbm.utils.files import as_path
 from rbm.utils.locks import only_process
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
@@ -56,7 +57,7 @@ def run_experiment(
         FileNotFoundError: a graph's files are missing; raised before anything runs.
         BlockingIOError: another process is adding rows to ``out``.
     """
-    out = Path(out)
+    out = as_path("results file", out)
     if out.is_symlink():
         out = out.resolve()  # so that one lock holds, and the file itself is written, whichever path is given
     if out.is_dir():

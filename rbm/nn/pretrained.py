@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rbm.nn.saved_student import CONFIG, STUDENTS, WEIGHTS, describe, find_student, rebuild
-from rbm.utils.files import write_bytes, write_json, write_text
+from rbm.utils.files import as_path, write_bytes, write_json, write_text
 from rbm.utils.tensor_files import sealed
 
 CARD = "README.md"
@@ -118,7 +118,7 @@ class HubMixin:
             TypeError: the student was made from arguments that cannot be saved.
         """
         _huggingface_hub()
-        self._save(Path(folder), str(folder), run)
+        self._save(as_path("folder", folder), str(folder), run)
 
     def push_to_hub(
         self,
@@ -164,7 +164,7 @@ class HubMixin:
         from rbm.nn.model_card import model_card
 
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        card = model_card(self, self.arguments, tensors, place, None if run is None else Path(run))
+        card = model_card(self, self.arguments, tensors, place, None if run is None else as_path("run", run))
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG, describe(self))
         write_bytes(folder / WEIGHTS, sealed(tensors))
@@ -195,8 +195,8 @@ def load(
         FileNotFoundError: there is no such folder and ``name`` cannot be a name on the Hub, or the folder lacks a file.
         ValueError: the student has another class, or its files are corrupt.
     """
-    if Path(name).is_dir():
-        config, weights = find_student(Path(name))
+    if (folder := as_path("name", name)).is_dir():
+        config, weights = find_student(folder)
     elif not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)):
         raise FileNotFoundError(f"{name} is no folder here, and no OWNER/NAME of the Hub; expected one of them")
     else:

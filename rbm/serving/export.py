@@ -29,7 +29,7 @@ from rbm.nn.parameters import dtype_of
 from rbm.serving.standard_ops import plain
 from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load
-from rbm.utils.files import check_ending, check_writable, disk_errors, optional, write_atomically
+from rbm.utils.files import as_path, check_ending, check_writable, disk_errors, optional, write_atomically
 
 # Outputs of a written file must match the student's within this share of the largest logit. Other libraries sum in a
 # different order; a wrong operator or a wrong expert causes errors that are orders of magnitude larger.
@@ -98,7 +98,9 @@ def export_student(
     if isinstance(student, nn.Module) and path is None:
         raise ValueError("path is None, expected a file to write to, since the student comes without a run folder")
     check_kind(quantize)
-    path = Path(student) / file_of(kind.file, method, quantize) if path is None else Path(path)
+    if path is None:
+        path = as_path("student", student) / file_of(kind.file, method, quantize)
+    path = as_path("path", path)
     _check_target(kind, format, path)
     student = student.eval() if isinstance(student, nn.Module) else load(student, method)
     student = student if quantize is None else quantized(student, quantize)
@@ -146,7 +148,7 @@ def export(
         ModuleNotFoundError: the format needs a package that is not installed.
         FileNotFoundError: the folder of ``path`` does not exist.
     """
-    kind, path = _format(format), Path(path)
+    kind, path = _format(format), as_path("path", path)
     _check_target(kind, format, path)
     _check_folder(path)
     example = tuple(example) if isinstance(example, tuple | list) else (example,)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from rbm.serving.prediction import Predictor
 from rbm.utils.cluster import check_ray, connected
-from rbm.utils.files import optional, read_json, write_json
+from rbm.utils.files import as_path, optional, read_json, write_json
 from rbm.utils.locks import is_free, only_process
 from rbm.utils.plugins import load_plugin, loaded_plugins
 from rbm.utils.progress import Progress
@@ -82,7 +82,7 @@ def predict_folder(
         BlockingIOError: another process writes to ``out``.
     """
     _check(ray, workers)
-    source, out, progress = Path(features), Path(out), Progress(console)
+    source, out, progress = as_path("features folder", features), as_path("predictions folder", out), Progress(console)
     optional("pyarrow", "files", f"features folder {source}")
     from pyarrow import parquet  # pyarrow does not import it by itself
 
@@ -113,7 +113,7 @@ def predict_folder(
         with progress.count("files", len(tasks)) as advance:
             advance(len(tasks) - len(unfinished))
             if ray:
-                student = {"run": str(Path(run).resolve()), "method": method, "quantize": quantize}
+                student = {"run": str(as_path("run", run).resolve()), "method": method, "quantize": quantize}
                 answers = _on_ray(unfinished, student, workers)
             else:
                 answers = (_answer(predictor, task) for task in unfinished)
@@ -160,10 +160,10 @@ def _tasks(source: Path, out: Path, nodes: Path | str | None, neighbors: Path | 
 def _table(what: str, folder: Path | str | None, features: Path) -> str | None:
     if folder is None:
         return None
-    if not Path(folder).is_dir():
+    if not (place := as_path(f"{what} folder", folder)).is_dir():
         raise FileNotFoundError(f"{what} folder {folder} does not exist; a folder of features has a folder of {what}")
     for ending in (".npy", ".csv"):
-        path = Path(folder) / f"{features.stem}{ending}"
+        path = place / f"{features.stem}{ending}"
         if path.is_file():
             return str(path.resolve())
     raise FileNotFoundError(f"{what} folder {folder} has neither {features.stem}.npy nor .csv, for {features}")

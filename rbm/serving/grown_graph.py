@@ -31,7 +31,7 @@ from rbm.serving.prediction import predict_probabilities
 from rbm.serving.prediction_files import Add, check_predictions, write_predictions
 from rbm.training.run_folder import load, load_encodings
 from rbm.utils.chunks import row_chunks
-from rbm.utils.files import same_file
+from rbm.utils.files import as_path, same_file
 from rbm.utils.progress import Progress
 
 _ROWS_AT_ONCE, _NUMBERS_AT_ONCE = 2**14, 2**24
@@ -69,7 +69,7 @@ def predict_graph(
         ValueError: the graph cannot be read, does not contain the run's graph, or is not one of the student's features;
             or the run was evaluated on validation nodes. ``out`` is not changed.
     """
-    run, progress, message = Path(run), Progress(console), None
+    run, progress, message = as_path("run", run), Progress(console), None
     out = check_predictions(out, {"graph": graph})
     _check_no_part(out, graph)
     student = load(run, method, quantize=quantize, quiet=True)

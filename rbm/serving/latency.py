@@ -31,7 +31,7 @@ from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent, SIGNStu
 from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load, load_encodings
 from rbm.utils.environment import today
-from rbm.utils.files import check_writable, write_json
+from rbm.utils.files import as_path, check_writable, write_json
 from rbm.utils.progress import Progress
 
 PERCENTILES = (50, 95, 99)
@@ -77,7 +77,7 @@ def measure_run(
             one of the run.
     """
     _check(batch_sizes, repeats)
-    run = Path(run)
+    run = as_path("run", run)
     trained = load(run, method, quiet=True).to(device)
     check_writable(f"run: {run}", run, "measure a copy of it, or allow it")
     student = trained if quantize is None else quantized(trained, quantize)

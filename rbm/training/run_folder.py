@@ -227,7 +227,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     Raises:
         ValueError: a complete line does not describe an epoch.
     """
-    path = Path(folder) / "metrics.jsonl"
+    path = as_path("folder", folder) / "metrics.jsonl"
     if not path.is_file():
         return []
     lines = read_text(path).split("\n")[:-1]  # after the last newline is nothing, or an incomplete line

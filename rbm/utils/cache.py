@@ -94,7 +94,7 @@ class Cache:
 def cache_or_temporary(folder: Path | str | None) -> Iterator[Path]:
     """The folder of a cache, or a temporary one if there is none: what is computed inside is then shared only there."""
     with nullcontext(folder) if folder is not None else TemporaryDirectory(prefix="rbm-") as found:
-        yield Path(found)
+        yield as_path("cache", found)
 
 
 @contextmanager

@@ -23,19 +23,26 @@ _MOST_VALUES = 2**16
 
 
 def check_ending(what: str, path: Path | str, endings: Iterable[str]) -> Path:
-    """Return the path if it has one of ``endings``, else raise ValueError, which calls the file ``what``."""
-    path = Path(path)
+    """:func:`as_path` of the path, if it has one of ``endings``; ValueError, which calls the file ``what``, if not."""
+    path = as_path(what, path)
     if path.suffix not in endings:
         raise ValueError(f"{what} {path} ends in {path.suffix!r}, expected one of {', '.join(endings)}")
     return path
 
 
 def as_path(what: str, path: Path | str) -> Path:
-    """``path`` as a Path; TypeError, which calls it ``what``, if it is none."""
+    """``path`` as a Path, with a leading ``~`` or ``~user`` expanded, as a shell does it.
+
+    Raises:
+        TypeError: it is no path; the message calls it ``what``.
+        ValueError: there is no such user.
+    """
     try:
-        return Path(path)
+        return Path(path).expanduser()
     except TypeError:
         raise TypeError(f"{what} is {path!r}, expected a path, as str or pathlib.Path") from None
+    except RuntimeError:
+        raise ValueError(f"{what} is {path}, but no such user is known here; expected the path, written out") from None
 
 
 def check_utf8(what: str, path: Path | str) -> None:
@@ -46,19 +53,9 @@ def check_utf8(what: str, path: Path | str) -> None:
         raise ValueError(f"{what} is {str(path)!a}, which is not UTF-8; rename it") from None
 
 
-def with_home(what: str, path: Path | str) -> Path:
-    """Expand a leading ``~`` or ``~user`` in ``path``; ValueError if there is no such user."""
-    try:
-        return as_path(what, path).expanduser()
-    except RuntimeError:
-        raise ValueError(
-            f"{what} is {path}, but no such user is known here; expected the folder, written out"
-        ) from None
-
-
 def absolute(what: str, path: Path | str) -> str:
-    """The absolute form of a path, without ``~`` and ``..``; ValueError as :func:`with_home`."""
-    return os.path.abspath(with_home(what, path))
+    """The absolute form of a path, without ``~`` and ``..``; errors as in :func:`as_path`."""
+    return os.path.abspath(as_path(what, path))
 
 
 def read_text(path: Path | str, what: str = "", *, most: int | None = None) -> str:

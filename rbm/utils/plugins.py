@@ -14,6 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rbm.utils.files import as_path
+
 # What a plugin may add to: module and name of a dictionary, and what its entries are called.
 _REGISTRIES = (
     ("rbm.distillation.registry", "METHODS", "method"),
@@ -31,7 +33,7 @@ def load_plugin(path: Path | str) -> None:
         ValueError: it is not a ``.py`` file, it raises an error, or what it adds is of another kind than expected or
             has the name of a method, teacher or dataset of the package.
     """
-    path = Path(path).resolve()
+    path = as_path("plugin", path).resolve()
     if str(path) in _loaded:
         return
     if path.suffix != ".py":

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rbm.datasets.readers.parquet import TextColumnError, check_columns, is_list, numbers
 from rbm.datasets.readers.text import first_line_fault, is_blank, is_number
-from rbm.utils.files import optional, read_json
+from rbm.utils.files import as_path, optional, read_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -93,7 +93,8 @@ class NodeIds:
         Raises:
             ValueError: they are not as the run wrote them, or not those of ``nodes`` nodes.
         """
-        path, inputs = Path(run) / FILE, Path(run) / INPUTS
+        run = as_path("run", run)
+        path, inputs = run / FILE, run / INPUTS
         ids = cls(_texts(path, header=True)[0], path) if path.is_file() else None
         if ids is not None and nodes not in (None, len(ids)):
             raise ValueError(

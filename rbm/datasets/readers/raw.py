@@ -7,7 +7,7 @@ import torch_geometric.data
 import torch_geometric.datasets
 
 from rbm.datasets.registry import DatasetInfo
-from rbm.utils.files import with_home
+from rbm.utils.files import as_path
 
 
 def find_raw_folder(info: DatasetInfo, root: str | Path | None, *, download: bool = False) -> Path:
@@ -29,7 +29,7 @@ def find_raw_folder(info: DatasetInfo, root: str | Path | None, *, download: boo
             f"root: got None, but {info.name} is read from files; pass the folder that holds {folder} "
             "(--root FOLDER), or use the dataset 'digits', which needs no files"
         )
-    root = with_home("root", root)
+    root = as_path("root", root)
     candidates = [root / name for name in info.folders]
     for candidate in candidates:
         if not _missing(info, candidate):

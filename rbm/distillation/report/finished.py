@@ -10,7 +10,7 @@ from rbm.distillation.run_graph import split_of_run, teacher_of_run
 from rbm.nn.saved_student import STUDENT, find_student, read_description
 from rbm.teachers.outputs import outputs_from_module
 from rbm.training.run_folder import load, load_encodings
-from rbm.utils.files import read_json
+from rbm.utils.files import as_path, read_json
 from rbm.utils.precision import fast_float32
 from rbm.utils.repeatable import deterministic
 
@@ -29,7 +29,7 @@ def read_distillation(folder: Path | str, root: Path | str | None = None) -> Dis
         FileNotFoundError: the run is not finished, or its graph does not exist.
         ValueError: a file is damaged, or the graph is not that of the run.
     """
-    folder = Path(folder)
+    folder = as_path("folder", folder)
     find_student(folder)  # raises an error if there is none
     config, summary = Config.from_yaml(folder / "config.yaml"), read_results(folder / "summary.json")
     split, classes = split_of_run(folder, config, root)

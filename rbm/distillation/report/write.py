@@ -14,7 +14,7 @@ from rbm.distillation.report.observe import observe
 from rbm.distillation.report.run_data import RunData
 from rbm.distillation.result import Distillation
 from rbm.training.run_files import list_file
-from rbm.utils.files import write_json, write_text
+from rbm.utils.files import as_path, write_json, write_text
 
 _OPTION = re.compile(r"(--[a-z][a-z-]*)")
 
@@ -30,12 +30,12 @@ def write_report(result: Distillation, folder: Path | str) -> Path:
         The page.
     """
     write_observed(result, folder)
-    return write_page([folder], Path(folder) / REPORT)
+    return write_page([folder], as_path("folder", folder) / REPORT)
 
 
 def write_observed(result: Distillation, folder: Path | str) -> None:
     """Write ``report.json`` alone."""
-    path = Path(folder) / OBSERVED
+    path = as_path("folder", folder) / OBSERVED
     list_file(path)
     write_json(path, observe(result))
 
@@ -51,7 +51,7 @@ def write_page(folders: Sequence[Path | str], out: Path | str) -> Path:
         ValueError: no folder, one twice, or a damaged file.
         FileNotFoundError: a file of a run is missing.
     """
-    folders, out = [Path(folder) for folder in folders], Path(out)
+    folders, out = [as_path("run", folder) for folder in folders], as_path("out", out)
     if not folders:
         raise ValueError("runs: got none, expected one or more run folders")
     if len({folder.resolve() for folder in folders}) < len(folders):

@@ -14,7 +14,7 @@ from rbm.experiments.tuning.folder import STUDY, finished
 from rbm.experiments.tuning.search import Search
 from rbm.experiments.tuning.session import Session
 from rbm.utils.cluster import connected
-from rbm.utils.files import with_home
+from rbm.utils.files import as_path
 from rbm.utils.plugins import load_plugin, loaded_plugins
 
 METRIC = "accuracy"
@@ -82,7 +82,7 @@ def _with_absolute_paths(search: Search) -> Search:
     """The search with absolute paths, since Ray runs trials in other folders."""
     start, paths = search.start, {}
     if start.root:
-        paths["root"] = str(with_home("root", start.root).resolve())
+        paths["root"] = str(as_path("root", start.root).resolve())
     if is_path(start.dataset):
-        paths["dataset"] = str(with_home("dataset", start.dataset).resolve())
+        paths["dataset"] = str(as_path("dataset", start.dataset).resolve())
     return replace(search, start=replace(start, **paths))

@@ -15,6 +15,7 @@ from rbm.experiments.tuning.space import default_space
 from rbm.teachers import check_teacher
 from rbm.utils.arguments import check_sizes
 from rbm.utils.cluster import check_ray
+from rbm.utils.files import as_path
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
 from rbm.utils.studies import import_optuna
@@ -81,7 +82,7 @@ def tune(
 
         check_ray("tune")
         run = cluster.run_on_ray
-    folder = Path(out)
+    folder, shared = as_path("out", out), None if cache is None else as_path("cache", cache)
     with (
         claimed(folder, search),
         open_study(folder, search) as (study, storage),
@@ -98,7 +99,7 @@ def tune(
 
         note()
         if len(finished(study)) < trials:
-            run(Session(search, study, storage, trials, jobs, None if cache is None else Path(cache), device, note))
+            run(Session(search, study, storage, trials, jobs, shared, device, note))
         return summary(search, finished(study))
 
 

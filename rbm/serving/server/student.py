@@ -13,6 +13,7 @@ from rbm.nn.pretrained import HubMixin
 from rbm.nn.saved_student import STUDENT, read_description
 from rbm.serving.prediction import load_passed_on, predict_probabilities
 from rbm.training.run_folder import load, load_encodings
+from rbm.utils.files import as_path
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,7 @@ def open_student(
     else:
         module, encodings = load(source, method, quantize=quantize, quiet=True), load_encodings(source, method)
         passed_on = load_passed_on(source, method, module, encodings)
-        name, described = Path(source).resolve().name, Path(source) / STUDENT
+        name, described = as_path("run", source).resolve().name, as_path("run", source) / STUDENT
         method = read_description(described, method)["method"] if described.is_file() else None
     if encodings is not None and not encodings.shape[1] < module.in_channels:
         raise ValueError(
