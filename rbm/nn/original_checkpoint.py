@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rbm.nn.saved_student import build
 from rbm.nn.students import RbMStudent
 from rbm.utils.files import as_path
 from rbm.utils.tensor_files import check_finite, read_pickled
@@ -34,7 +35,7 @@ _BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tra
 def load_released(
     source: Path | str | Mapping[str, Tensor], *, top_k: int, dropout: float = 0.0, decay: float = 0.9
 ) -> RbMStudent:
-    """Convert an RbM student of the paper's released code: same logits, in eval mode, on the CPU.
+    """Convert an RbM student of the paper's released code: same logits, in eval mode, float32, on the CPU.
 
     Args:
         source: the ``state_dict()`` of the released class ``RbM``, or a file that contains it, written by
@@ -60,7 +61,7 @@ def load_released(
     check_finite(where, state)
     released = _Released(state, where)
     converted = released.converted()
-    student = RbMStudent(**released.arguments, top_k=top_k, dropout=dropout, decay=decay)
+    student = build(RbMStudent, {**released.arguments, "top_k": top_k, "dropout": dropout, "decay": decay})
     student.load_state_dict(converted)
     return student.eval()
 

@@ -145,8 +145,7 @@ def rebuild(
         if kind.__module__.startswith("rbm."):  # the class of a plugin may not support meta tensors
             with torch.device("meta"):
                 _load_state(kind(**arguments), {name: tensor.to("meta") for name, tensor in tensors.items()}, weights)
-        with torch.device("cpu"):
-            student = kind(**arguments)
+        student = build(kind, arguments)
     except _UnfitError:
         raise
     except (ValueError, TypeError, ArithmeticError, RuntimeError, MemoryError) as error:
@@ -155,10 +154,16 @@ def rebuild(
         if not encodings < getattr(student, "in_channels", 0):
             raise _undescribed(config, ValueError(f"its {ENCODED} are {encodings}, and a row has fewer numbers"))
         student.encodings = encodings
-    if torch.get_default_dtype() != torch.float32:  # setting it would not be safe in several threads
-        student.float()
     fill(student, tensors, weights)
     return student.eval()
+
+
+def build(kind: type[nn.Module], arguments: dict[str, Any]) -> nn.Module:
+    """A module on the CPU and in float32, whatever PyTorch's default device and dtype are."""
+    with torch.device("cpu"):
+        module = kind(**arguments)
+    # Setting the default dtype instead would not be safe in several threads.
+    return module if torch.get_default_dtype() == torch.float32 else module.float()
 
 
 class _UnfitError(ValueError):

@@ -84,6 +84,17 @@ def test_equal_logits(tmp_path, layers, norm, attends):
     assert not torch.allclose(load_released(model.state_dict(), top_k=TOP_K + 1)(x), student(x), atol=1e-3)
 
 
+def test_the_default_dtype_changes_no_number():
+    state, x = released().state_dict(), torch.randn(40, WIDTH)
+    expected = load_released(state, top_k=TOP_K)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        student = load_released(state, top_k=TOP_K)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(student(x), expected(x))
+
+
 def test_a_student_learns_on():
     state = released().state_dict()
     before = {name: tensor.clone() for name, tensor in state.items()}
