@@ -1,11 +1,13 @@
 """PReLU and rows of unit length, with derivatives that pass over memory less often than PyTorch's on a CPU.
 
-In SimMLP, both act on the rows of all nodes, so that a pass over memory takes as long as a tenth of a matrix product.
+In SimMLP, both act on the rows of all nodes, which are larger than a cache.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from rbm.nn.dropout import is_eager_on_cpu
 
 _SHORTEST = 1e-12  # a shorter row is divided by this, as F.normalize does
 
@@ -25,9 +27,7 @@ def unit_rows(x: Tensor) -> Tensor:
 
 def _is_plain(x: Tensor) -> bool:
     """Whether PyTorch's own function serves: it is as fast, or the transformation of a function needs it."""
-    if x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return True
-    return torch._C._are_functorch_transforms_active()
+    return not torch.is_grad_enabled() or not is_eager_on_cpu(x)
 
 
 class _PReLU(torch.autograd.Function):

@@ -29,7 +29,7 @@ def dropout(x: Tensor, p: float, training: bool = True, *, rows: Tensor | None =
     if not training or p == 0:
         return x
     # Compiled code draws masks of its own. Under vmap only PyTorch's dropout can draw one mask per slice.
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if not is_eager_on_cpu(x):
         return F.dropout(x, p)
     dropped = min(round(p * _LEVELS), _LEVELS - 1)
     shape = x.shape if rows is None else (count, x.shape[1])
@@ -40,6 +40,13 @@ def dropout(x: Tensor, p: float, training: bool = True, *, rows: Tensor | None =
     kept = bits >= dropped - _LEVELS // 2
     # One factor per entry: the backward is one product and does not need x.
     return x * _factors(kept, _LEVELS / (_LEVELS - dropped), x.dtype)
+
+
+def is_eager_on_cpu(x: Tensor) -> bool:
+    """Whether a CPU runs the code that reads ``x``, which is neither compiled nor transformed by ``torch.func``."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not torch._C._are_functorch_transforms_active()
 
 
 def _factors(kept: Tensor, scale: float, dtype: torch.dtype) -> Tensor:

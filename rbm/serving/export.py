@@ -98,9 +98,7 @@ def export_student(
     if isinstance(student, nn.Module) and path is None:
         raise ValueError("path is None, expected a file to write to, since the student comes without a run folder")
     check_kind(quantize)
-    if path is None:
-        path = as_path("student", student) / file_of(kind.file, method, quantize)
-    path = as_path("path", path)
+    path = as_path("student", student) / file_of(kind.file, method, quantize) if path is None else as_path("path", path)
     _check_target(kind, format, path)
     student = student.eval() if isinstance(student, nn.Module) else load(student, method)
     student = student if quantize is None else quantized(student, quantize)

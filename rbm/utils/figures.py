@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
-from rbm.utils.files import write_bytes
+from rbm.utils.files import as_path, write_bytes
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 GROUP_COLORS = ("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6")
@@ -71,7 +71,8 @@ def in_percent(axis: Axis, low: float, high: float, *, unit: float = 1.0, ticks:
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure in the format of the path's ending (PNG if it has none); its folder is created."""
-    path = Path(path) if Path(path).suffix else Path(f"{path}.png")
+    path = as_path("figure", path)
+    path = path if path.suffix else Path(f"{path}.png")
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = io.BytesIO()
     _without_mathematics(figure)

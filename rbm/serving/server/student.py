@@ -114,7 +114,8 @@ def open_student(
     else:
         module, encodings = load(source, method, quantize=quantize, quiet=True), load_encodings(source, method)
         passed_on = load_passed_on(source, method, module, encodings)
-        name, described = as_path("run", source).resolve().name, as_path("run", source) / STUDENT
+        folder = as_path("run", source)
+        name, described = folder.resolve().name, folder / STUDENT
         method = read_description(described, method)["method"] if described.is_file() else None
     if encodings is not None and not encodings.shape[1] < module.in_channels:
         raise ValueError(
