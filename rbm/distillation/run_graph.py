@@ -117,7 +117,7 @@ def teacher_of_run(run: Path, config: Config, split: GraphSplit, classes: int) -
     weights = run / "teacher.safetensors"
     if not weights.is_file():
         return None
-    teacher = build_configured_teacher(config, split, classes)
+    teacher = build_configured_teacher(config, split, classes).float()  # whatever the process's default dtype is
     load_weights(teacher, weights)
     return teacher.eval()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rbm.nn.dropout import is_eager_on_cpu
+from rbm.utils.transforms import is_eager_on_cpu
 
 _SHORTEST = 1e-12  # a shorter row is divided by this, as F.normalize does
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rbm.utils.transforms import is_eager_on_cpu
+
 _LEVELS = 1 << 16
 _INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
@@ -40,13 +42,6 @@ def dropout(x: Tensor, p: float, training: bool = True, *, rows: Tensor | None =
     kept = bits >= dropped - _LEVELS // 2
     # One factor per entry: the backward is one product and does not need x.
     return x * _factors(kept, _LEVELS / (_LEVELS - dropped), x.dtype)
-
-
-def is_eager_on_cpu(x: Tensor) -> bool:
-    """Whether a CPU runs the code that reads ``x``, which is neither compiled nor transformed by ``torch.func``."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return not torch._C._are_functorch_transforms_active()
 
 
 def _factors(kept: Tensor, scale: float, dtype: torch.dtype) -> Tensor:

@@ -27,6 +27,7 @@ from rbm.utils.arguments import (
 )
 from rbm.utils.distributed import world_size
 from rbm.utils.precision import autocast_dtype
+from rbm.utils.transforms import is_transformed
 from rbm_kernels import memory_update_
 from rbm_kernels._library import is_exporting
 from rbm_kernels.ops.memory_update import reference
@@ -387,7 +388,7 @@ def _follow_before_saving(layer: MemoryRouter, prefix: str, keep_vars: bool) -> 
 
 
 def _refuse_transformations(what: str, remedy: str) -> None:
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if is_transformed():
         raise RuntimeError(
             f"{what} in place in a forward, which no transformation of torch.func (grad, jvp, vmap, ...) follows: set"
             f" {remedy} before the transformation"

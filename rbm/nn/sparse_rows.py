@@ -17,6 +17,7 @@ import rbm_kernels
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.half_rows import HalfPrecisionRows, index_error
 from rbm.utils.precision import full_precision
+from rbm.utils.transforms import is_transformed
 from rbm_kernels.checks import accumulation_dtype, check_temperature
 from rbm_kernels.ops.cosine_topk.reference import EPS, LONG, unit
 from rbm_kernels.ops.expert_matmul.reference import dense_gates
@@ -334,7 +335,7 @@ def _shrunk(rows: SparseRows) -> tuple[SparseRows, Tensor]:
     longest, factor = LONG[rows.dtype]
     squared = rows.squared_norms()
     is_long = ~(squared < longest**2)
-    is_traced = torch.compiler.is_compiling() or _in_transformation()
+    is_traced = torch.compiler.is_compiling() or is_transformed()
     if rows.device.type == "cpu" and not is_traced and not is_long.any():
         return rows, squared
     factors = torch.where(is_long, factor, squared.new_ones(()))
@@ -343,14 +344,9 @@ def _shrunk(rows: SparseRows) -> tuple[SparseRows, Tensor]:
     return rows, rows.squared_norms()
 
 
-def _in_transformation() -> bool:
-    """Whether torch.func transforms the code; False while compiling."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-
-
 def _times(rows: SparseRows, values: Tensor, matrix: Tensor) -> Tensor:
     """Product of the sparse columns, with ``values`` as entries, and ``matrix [Ds, N]``."""
-    if _in_transformation():  # torch.func does not support CSR tensors
+    if is_transformed():  # torch.func does not support CSR tensors
         return dense_rows(rows.crow, rows.col, values, rows.width) @ matrix
     return csr(rows.crow, rows.col, values, (rows.shape[0], rows.width)) @ matrix
 

@@ -179,7 +179,7 @@ def one_expert_mlp(student: nn.Module) -> nn.Module | None:
     first, last = student.layers[0], student.layers[-1]
     mlp = MLPStudent(student.in_channels, first.out_features, last.out_features, num_layers=len(student.layers))
     mlp.norms = copy.deepcopy(student.norms)
-    return mlp
+    return mlp.float()  # whatever the process's default dtype is
 
 
 def latency_table(found: dict[str, Any]) -> Table:

@@ -13,6 +13,7 @@ import rbm
 from rbm.config import Config
 from rbm.distillation import latency
 from rbm.distillation.latency import milliseconds, neighborhood_answer
+from rbm.distillation.report.finished import read_distillation
 from rbm.distillation.run_graph import split_of_run
 from rbm.nn.moe import MoEStudent
 from rbm.nn.students import EnsembleStudent
@@ -114,6 +115,20 @@ def test_a_run_is_measured_on_its_own_graph(run, monkeypatch):
     for row in found["rows"]:
         assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
         assert row["calls"] == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_of_the_process_changes_nothing(run, dtype):
+    expected = read_distillation(run).teacher_logits
+    torch.set_default_dtype(dtype)
+    try:
+        found = measure_run(run, batch_sizes=[1], repeats=1)
+        again = read_distillation(run)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [row["model"] for row in found["rows"]] == ["rbm", "one_expert", "teacher"]
+    assert next(again.teacher.parameters()).dtype == torch.float32
+    assert torch.equal(again.teacher_logits, expected)
 
 
 def test_weights_of_8_bits_are_timed_beside_float32(run):
