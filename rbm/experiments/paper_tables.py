@@ -183,19 +183,18 @@ def render(table: Table, rows: list[dict[str, str]], column: str = "test_at_best
 
     Students with the same mean have the same mark; two that are best leave no second. The figure in brackets is what
     the paper's code reports, a maximum over epochs; it corresponds to ``test_max``.
-    Cells with fewer seeds than most students of their line are shown, but have no mark and no part in the statistics.
+    The number of seeds of a line is that of most of its students; a cell with another number says so. Cells with fewer
+    seeds have no mark and no part in the statistics.
     """
     titles = list(table.columns)
     lines = [f"| {table_line(['seeds', *titles])}", "|---|---:|" + "---:|" * len(titles)]
     found = lines_of(table, rows, column)
     for line in found:
-        means = _comparable(table, line)
+        means, seeds = _comparable(table, line), _usual_seeds(table, line)
         marks = _marks({title: mean for title, mean in means.items() if table.columns[title].method != "teacher"})
-        cells = [_cell(line.ours.get(title), line.paper.get(title), marks.get(title, "")) for title in titles]
+        cells = [_cell(line.ours.get(title), line.paper.get(title), marks.get(title, ""), seeds) for title in titles]
         name = ", ".join([line.dataset, line.setting, *([line.teacher] if len(table.teachers) > 1 else [])])
-        counts = sorted({summary.count for summary in line.ours.values()})
-        seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        lines.append(table_line([name, seeds, *cells]))
+        lines.append(table_line([name, str(seeds), *cells]))
     for setting in sorted(table.settings):
         blocks = [_comparable(table, line) for line in found if line.setting == setting]
         scores = median_scores(blocks) if len(blocks) > 1 else {}  # of one graph, it would repeat its order
@@ -215,21 +214,28 @@ def _marks(means: dict[str, float]) -> dict[str, str]:
     return {title: marks.get(mean, "") for title, mean in means.items()}
 
 
-def _comparable(table: Table, line: Line) -> dict[str, float]:
-    """Means of the columns with as many seeds as most students have: few seeds may be the easy splits.
+def _usual_seeds(table: Table, line: Line) -> int:
+    """The number of seeds that most students of a line have.
 
     The largest number would not do: tables share rows, so one student may have more seeds than those beside it, and
     would be the best for want of others.
     """
     students = [summary.count for title, summary in line.ours.items() if table.columns[title].method != "teacher"]
-    enough = statistics.median_low(students or [0])
+    return statistics.median_low(students or [0])
+
+
+def _comparable(table: Table, line: Line) -> dict[str, float]:
+    """Means of the columns with as many seeds as most students have: few seeds may be the easy splits."""
+    enough = _usual_seeds(table, line)
     enough_seeds = {title: summary for title, summary in line.ours.items() if summary.count >= enough}
     return {title: without_rounding(summary.mean) for title, summary in enough_seeds.items()}
 
 
-def _cell(ours: Summary | None, paper: Summary | None, mark: str) -> str:
+def _cell(ours: Summary | None, paper: Summary | None, mark: str, usual_seeds: int) -> str:
     beside = "" if paper is None else f"({paper.mean:.2f})"
     figure = "" if ours is None else f"{mark}{ours}{mark}"
+    if ours is not None and ours.count != usual_seeds:
+        figure += f", {ours.count} seed{'s' * (ours.count != 1)}"
     return f"{figure} {beside}".strip()
 
 

@@ -45,6 +45,11 @@ def shown(values: pd.Series) -> str:
     return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" if len(values) > 1 else f"{values.mean():.2f}"
 
 
+def other_seeds(count: int, usual: int) -> str:
+    """What follows a figure whose number of seeds is not that of its line."""
+    return "" if count in (0, usual) else f", {count} seed" if count == 1 else f", {count} seeds"
+
+
 def difference(first: pd.Series, second: pd.Series) -> list[str]:
     both = pd.concat([first, second], axis=1, join="inner").to_numpy()
     p = ttest_rel(both[:, 0], both[:, 1]).pvalue
@@ -130,14 +135,15 @@ def test_tables_of_the_paper(page):
         assert header[2:] == list(content["columns"])
         lines = [line for line in lines if not line[0].startswith("median")]
         assert lines
-        for name_of_line, _, *line in lines:
+        for name_of_line, seeds, *line in lines:
             graph, setting, *teacher = name_of_line.split(", ")
             teacher = teacher[0] if teacher else content.get("teachers", ["sage"])[0]
             rows = runs("paper", protocol=protocol or "rbm", teacher=teacher)
-            expected = [
-                shown(by_seed(rows, graph, setting, each["method"], each.get("variant", ""), column))
+            found = [
+                by_seed(rows, graph, setting, each["method"], each.get("variant", ""), column)
                 for each in content["columns"].values()
             ]
+            expected = [shown(each) + other_seeds(len(each), int(seeds)) for each in found]
             assert [bracketed(cell)[0] for cell in line] == expected, (page.name, name_of_line, column)
 
 
