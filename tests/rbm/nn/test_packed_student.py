@@ -210,6 +210,10 @@ def test_rows_that_do_not_fit():
             student(torch.randn(9, F).half())
         with pytest.raises(ValueError, match="memory is on cpu and x on meta"):
             student(torch.randn(9, F, device="meta"))
+        with pytest.raises(TypeError, match="features are a nested tensor, expected a dense one"):
+            student(torch.nested.nested_tensor([torch.randn(F), torch.randn(F)]))
+        with pytest.raises(ValueError, match=rf"rows of x hold 0 numbers \(shape \[\]\), expected {F}"):
+            student(torch.tensor(1.0))
         student(torch.randn(9, F))
     assert make(norm="none")(torch.randn(2, F, F)).shape == (2, F, C)
     with pytest.raises(TypeError, match=r"input has dtype torch\.float32, expected torch\.bfloat16"):
