@@ -313,6 +313,17 @@ def test_notices_other_gates():
     assert not torch.allclose(student(x), before)
 
 
+@pytest.mark.parametrize("logarithm", [-89.0, -200.0, float("nan")])
+def test_a_learned_temperature_that_left_its_range(logarithm, calls):
+    """Training with too high a learning rate ends so; the layers answer as they do with gradients."""
+    student, x = make(MoEStudent), torch.randn(20, F)
+    with torch.no_grad():
+        student.layers[0].log_temperature.fill_(logarithm)
+        y = student(x)
+    torch.testing.assert_close(y, student(x).detach(), equal_nan=True)
+    assert calls == []
+
+
 @torch.no_grad()
 def test_notices_a_change_while_it_packs(monkeypatch):
     student, x = make(), torch.randn(20, F)
