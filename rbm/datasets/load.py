@@ -22,11 +22,13 @@ from rbm.datasets.registry import (
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.user_graph import load_graph
 from rbm.datasets.validation import num_classes, validate_data
+from rbm.utils.repeatable import cpu_as_default
 
 _CONFIGURED = ("protocol", "seed", "sparse_features", "undirected")  # options that are settings of a run
 _SPLIT_RNG = {"rbm": "pcg64", "cpf": "mt19937"}
 
 
+@cpu_as_default()
 def load_dataset(
     name: str | Path,
     root: str | Path | None = None,

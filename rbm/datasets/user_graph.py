@@ -19,6 +19,7 @@ from rbm.datasets.splits import per_class_masks
 from rbm.datasets.validation import MASKS, check_class_numbers, warn_of_absent_classes, warn_of_edge_weights
 from rbm.utils.arguments import check_at_least, check_flags
 from rbm.utils.files import as_path, check_utf8
+from rbm.utils.repeatable import cpu_as_default
 
 # Smaller float16 features are converted to float32 when loaded, since all code accepts float32.
 MIN_STORED_NUMEL = 2**24
@@ -29,6 +30,7 @@ _FEWEST_TEST_NODES = 0.1  # share of the labelled nodes
 _SPLIT_WORDS = ("mask", "train", "valid", "test", "split")
 
 
+@cpu_as_default()
 def load_graph(
     path: str | Path,
     *,

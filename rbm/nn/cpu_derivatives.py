@@ -5,9 +5,11 @@ In SimMLP, both act on the rows of all nodes, which are larger than a cache.
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from rbm.utils.transforms import is_eager_on_cpu
+from rbm_kernels._library import gradients_of
 
 _SHORTEST = 1e-12  # a shorter row is divided by this, as F.normalize does
 
@@ -26,8 +28,8 @@ def unit_rows(x: Tensor) -> Tensor:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether PyTorch's own function serves: it is as fast, or the transformation of a function needs it."""
-    return not torch.is_grad_enabled() or not is_eager_on_cpu(x)
+    """Whether PyTorch's own function serves: it is as fast, or forward mode or a transformation needs it."""
+    return not torch.is_grad_enabled() or forward_ad._current_level >= 0 or not is_eager_on_cpu(x)
 
 
 class _PReLU(torch.autograd.Function):
@@ -37,10 +39,10 @@ class _PReLU(torch.autograd.Function):
         return F.leaky_relu(x, slope.item())
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, slope = ctx.saved_tensors
         if torch.is_grad_enabled():  # the derivative will be derived again
-            return torch.autograd.grad(F.prelu(x, slope), (x, slope), gradient, create_graph=True)
+            return tuple(gradients_of(F.prelu, (x, slope), ctx.needs_input_grad, (gradient,)))
         to_slope = torch.linalg.vecdot(gradient, x.clamp_max(0)).sum()
         return torch.ops.aten.leaky_relu_backward(gradient, x, slope.item(), False), to_slope.reshape(slope.shape)
 

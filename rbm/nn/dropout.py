@@ -35,7 +35,7 @@ def dropout(x: Tensor, p: float, training: bool = True, *, rows: Tensor | None =
         return F.dropout(x, p)
     dropped = min(round(p * _LEVELS), _LEVELS - 1)
     shape = x.shape if rows is None else (count, x.shape[1])
-    words = torch.empty((math.prod(shape) + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
+    words = torch.empty((math.prod(shape) + 3) // 4, dtype=torch.int64, device="cpu").random_(-(1 << 63), None)
     bits = words.view(torch.int16)[: math.prod(shape)].view(shape)
     if rows is not None:
         bits = bits.index_select(0, rows)  # several times as fast as bits[rows]
@@ -54,7 +54,7 @@ def _factors(kept: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
 
 @lru_cache
 def _bits(scale: float, dtype: torch.dtype) -> int:
-    return torch.tensor(scale, dtype=dtype).view(_INTEGERS[dtype]).item()
+    return torch.tensor(scale, dtype=dtype, device="cpu").view(_INTEGERS[dtype]).item()
 
 
 class Dropout(nn.Dropout):

@@ -158,9 +158,12 @@ def _count(*_) -> None:
 
 def is_watched(parameter: Tensor) -> bool:
     """Whether every change increments the version of a parameter. This is not so for tensors of inference mode, for
-    memory shared with other processes, and for wrappers of ``torch.func``, which exist for one call only.
+    memory shared with other processes, for parts of a larger tensor, which ``vector_to_parameters`` assigns and which
+    change with the whole, and for wrappers of ``torch.func``, which exist for one call only.
     """
     if type(parameter) not in (Tensor, nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(parameter):
+        return False
+    if parameter.untyped_storage().nbytes() > parameter.nbytes:
         return False
     return not parameter.is_inference() and (parameter.device.type != "cpu" or not parameter.is_shared())
 

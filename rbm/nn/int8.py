@@ -74,11 +74,14 @@ class Int8Layer(nn.Module):
             TypeError: the rows have another dtype.
             ValueError: the rows have another size.
         """
-        if isinstance(h, Tensor) and h.layout is torch.strided and h.dim() == 2 and not return_routing:
+        is_plain = isinstance(h, Tensor) and h.layout is torch.strided and not h.is_nested
+        if is_plain and h.dim() == 2 and not return_routing:
             return self._answer(h)
         rows = as_rows(h)
         if isinstance(rows, SparseRows):
             return self._of_sparse(rows, return_routing)
+        if rows.dim() == 0:
+            raise ValueError(f"input has shape [], expected [..., {self.in_features}] (in_features of the layer)")
         flat, shape = rows.reshape(-1, rows.shape[-1]), rows.shape[:-1]
         y = self._answer(flat).reshape(*shape, self.out_features)
         if not return_routing:

@@ -116,15 +116,20 @@ class MoELayer(nn.Module):
         ]
         return torch.cat(parts)
 
-    def network_layer(self) -> NetworkLayer:
-        """The layer in the form that :func:`rbm_kernels.packed_network` takes."""
+    def network_layer(self) -> NetworkLayer | None:
+        """The layer in the form that :func:`rbm_kernels.packed_network` takes; None for cosines that are divided by
+        infinity or NaN, as training may end if its learning rate is too high.
+        """
+        temperature = 1 / input_scale(None, self.log_temperature)
+        if not temperature.isfinite():
+            return None
         return NetworkLayer(
             *fold(self.weight, self.bias, None, self.log_scale),
             self.out_features,
             self.in_features,
             self.addresses.T,
             self.top_k,
-            1 / input_scale(None, self.log_temperature).item(),
+            temperature.item(),
             (self.router.weight, self.router.bias),
             self.gates_over == "all",
         )

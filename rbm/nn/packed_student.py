@@ -88,6 +88,7 @@ def _is_served_row(x: Any) -> bool:
         and x.is_cpu
         and x.dtype is torch.float32
         and x.layout is torch.strided
+        and not x.is_nested
         and x.dim() == 2
         and not torch._C._is_any_autocast_enabled()
         and not torch._C._are_functorch_transforms_active()

@@ -36,7 +36,8 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
     copy of the experts, with ``exp(a)`` and ``exp(s)`` folded in and, on a CPU, packed for its vector units. The copy
     is kept between calls until a parameter changes: by an optimizer step, an in-place operation, loading, conversion or
     assignment (also of ``.data``). PyTorch does not track values written *into* ``.data`` or through NumPy: after that,
-    call ``eval()`` or ``train()``, which drop the copy. No copy is kept while compiling, exporting or tracing.
+    call ``eval()`` or ``train()``, which drop the copy. No copy is kept while compiling, exporting or tracing, nor of
+    parameters that are parts of a larger tensor, as after ``torch.nn.utils.vector_to_parameters``.
 
     Args:
         in_features: size of a row.

@@ -121,10 +121,10 @@ def rows_for(student: HubMixin, x: Features) -> Rows:
 def rows_of_width(student: HubMixin, x: Features) -> Rows:
     """Rows of a student's input in any dtype; ValueError if their width is wrong."""
     rows = as_rows(x)
-    if rows.shape[-1] != student.in_channels:
+    width = rows.shape[-1] if len(rows.shape) > 0 else 0
+    if width != student.in_channels:
         raise ValueError(
-            f"rows of x hold {rows.shape[-1]} numbers (shape {list(rows.shape)}), expected {student.in_channels}:"
-            f" {student.row}"
+            f"rows of x hold {width} numbers (shape {list(rows.shape)}), expected {student.in_channels}: {student.row}"
         )
     return rows
 

@@ -30,6 +30,7 @@ from rbm.serving.standard_ops import plain
 from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load
 from rbm.utils.files import as_path, check_ending, check_writable, disk_errors, optional, write_atomically
+from rbm.utils.repeatable import cpu_as_default
 
 # Outputs of a written file must match the student's within this share of the largest logit. Other libraries sum in a
 # different order; a wrong operator or a wrong expert causes errors that are orders of magnitude larger.
@@ -61,6 +62,7 @@ class Format:
     needs: tuple[str, ...] = ()
 
 
+@cpu_as_default()
 def export_student(
     student: nn.Module | Path | str,
     format: str = "torch-export",  # noqa: A002
@@ -110,6 +112,7 @@ def export_student(
     return _write(program, kind, format, path, cases, ("x",), ("logits",), is_quantized)
 
 
+@cpu_as_default()
 def export(
     model: nn.Module,
     example: Tensor | tuple[Tensor, ...],

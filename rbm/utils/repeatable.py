@@ -1,7 +1,7 @@
 """Deterministic kernels and a separate random state for a run, so that the same seed gives the same numbers."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 
@@ -26,6 +26,13 @@ def deterministic() -> Iterator[None]:
 
 
 @contextmanager
+def cpu_as_default() -> Iterator[None]:
+    """Use the CPU as default device inside; the caller may have set another one, for example for a whole notebook."""
+    with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+        yield
+
+
+@contextmanager
 def plain_modes() -> Iterator[None]:
     """Use PyTorch's initial modes inside: gradients enabled, float32, and the CPU as default device.
 
@@ -39,8 +46,7 @@ def plain_modes() -> Iterator[None]:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 modes.enter_context(torch.autocast(device, enabled=False))
-        if torch.get_default_device().type != "cpu":
-            modes.enter_context(torch.device("cpu"))
+        modes.enter_context(cpu_as_default())
         modes.callback(torch.set_default_dtype, dtype)
         torch.set_default_dtype(torch.float32)
         yield

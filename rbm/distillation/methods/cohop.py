@@ -34,7 +34,7 @@ from rbm.nn.students import CoHOpStudent
 from rbm.training.metrics import accuracy
 
 _EXACT_ENTRIES = 50_000_000
-_SMOOTHINGS = torch.linspace(0.0, 1.0, 101)
+_SMOOTHINGS = torch.linspace(0.0, 1.0, 101, dtype=torch.float32, device="cpu")
 
 
 def label_histograms(

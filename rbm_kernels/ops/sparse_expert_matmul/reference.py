@@ -18,7 +18,7 @@ def csr(crow: Tensor, col: Tensor, values: Tensor, shape: tuple[int, int]) -> Te
     """A CSR tensor from these parts, without checks."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (CSR|invariant)")  # PyTorch's notices that CSR is in beta
-        return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
+        return torch.sparse_csr_tensor(crow, col, values, shape, device=values.device, check_invariants=False)
 
 
 def transposed(crow: Tensor, col: Tensor, features: int) -> tuple[Tensor, Tensor, Tensor]:

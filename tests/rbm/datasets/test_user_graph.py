@@ -143,6 +143,16 @@ def test_every_form_holds_the_same_graph(tmp_path, form):
     assert_equal_graphs(load_graph(str(path)), arrays())
 
 
+def test_under_another_default_device(tmp_path):
+    """As in a notebook that computes on a GPU."""
+    path = save_npz(tmp_path, without_masks())
+    with torch.device("meta"):
+        graphs = load_graph(path), load_dataset("digits")
+    for found, expected in zip(graphs, (load_graph(path), load_dataset("digits")), strict=True):
+        for name in ("x", "edge_index", "y", *MASKS):
+            assert torch.equal(found[name], expected[name]), name
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_of_edges_are_told_to_be_left_out(tmp_path, form, caplog):
     weights = {"edge_weight": np.ones(arrays()["edge_index"].shape[1], dtype=np.float32)}

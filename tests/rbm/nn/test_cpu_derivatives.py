@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from rbm.nn.cpu_derivatives import PReLU, unit_rows
@@ -27,6 +28,25 @@ def test_prelu_is_pytorchs(slope):
     torch.testing.assert_close(derivatives(found, [x, ours.weight]), derivatives(expected, [x, plain.weight]))
     with torch.no_grad():
         assert torch.equal(ours(x), plain(x))
+
+
+@pytest.mark.parametrize("part", ["rows", "slope"])
+def test_second_derivatives_where_the_rows_or_the_slope_need_none(part):
+    x = torch.randn(50, 7, requires_grad=part == "rows")
+    found, expected = [], []
+    for module, into in ((PReLU(), found), (nn.PReLU(), expected)):
+        module.weight.requires_grad_(part == "slope")
+        value = module(x).square().sum()
+        into += derivatives(value, [x if part == "rows" else module.weight])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("ours", "plain"), [(PReLU(), nn.PReLU()), (unit_rows, lambda x: F.normalize(x, dim=-1))])
+def test_forward_mode(ours, plain):
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.randn(5, 7), torch.randn(5, 7))
+        for found, expected in zip(forward_ad.unpack_dual(ours(x)), forward_ad.unpack_dual(plain(x)), strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("shape", [(50, 7), (7,), (2, 5, 3)])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rbm.nn import dropout as dropout_module
 from rbm.nn.dropout import Dropout, dropout
 
 ENTRIES = 400_000
@@ -53,6 +54,17 @@ def test_seeds():
         masks.append(dropout(x, 0.5))
     assert torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[0], masks[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_under_another_default_device(dtype):
+    x, found = torch.randn(33, 3, dtype=dtype), []
+    dropout_module._bits.cache_clear()
+    for device in ("meta", "cpu"):
+        torch.manual_seed(0)
+        with torch.device(device):
+            found.append(dropout(x, 0.3))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 4), (1,), (3,), (5, 3), (2, 3, 4)])

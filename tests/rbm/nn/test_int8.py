@@ -88,6 +88,10 @@ def test_rows_of_every_kind(student, monkeypatch):
             small(x[:, :3])
         with pytest.raises(TypeError, match=r"rows of x have dtype torch\.float64, expected torch\.float32"):
             small(x.double())
+        with pytest.raises(TypeError, match="features are a nested tensor, expected a dense one"):
+            small.layers[0](torch.nested.nested_tensor([x[0], x[1]]))
+        with pytest.raises(ValueError, match=rf"input has shape \[\], expected \[\.\.\., {F}\]"):
+            small.layers[0](torch.tensor(1.0))
 
 
 def test_it_can_be_copied_and_pickled(student):

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from layer_answers import answer, expected, make
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from rbm import FusedRbMLayer, RbMStudent
+from rbm import FusedRbMLayer, RbMFeedForward, RbMStudent
 from rbm.nn import folded_weights as folding
 
 THREADS = 8
@@ -82,6 +83,18 @@ def test_what_another_process_writes_is_answered(name):
 def _step(layer, name):
     with torch.no_grad():
         getattr(layer, name).add_(0.5)
+
+
+@pytest.mark.parametrize("kind", [FusedRbMLayer, RbMFeedForward, RbMStudent])
+@torch.no_grad()
+def test_a_vector_of_parameters_that_changes_in_place_is_seen(kind):
+    """Assigned a second time, the parameters keep their addresses, and the vector's version is not theirs."""
+    module, x = kind(6, 8, 5).eval(), torch.randn(9, 6)
+    vector = parameters_to_vector(module.parameters())
+    for _ in range(3):
+        vector.add_(torch.randn_like(vector))
+        vector_to_parameters(vector, module.parameters())
+        torch.testing.assert_close(module(x), expected(module, x))
 
 
 def test_dual_parameters_and_their_values_are_told_apart():

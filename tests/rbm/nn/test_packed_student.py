@@ -210,6 +210,10 @@ def test_rows_that_do_not_fit():
             student(torch.randn(9, F).half())
         with pytest.raises(ValueError, match="memory is on cpu and x on meta"):
             student(torch.randn(9, F, device="meta"))
+        with pytest.raises(TypeError, match="features are a nested tensor, expected a dense one"):
+            student(torch.nested.nested_tensor([torch.randn(F), torch.randn(F)]))
+        with pytest.raises(ValueError, match=rf"rows of x hold 0 numbers \(shape \[\]\), expected {F}"):
+            student(torch.tensor(1.0))
         student(torch.randn(9, F))
     assert make(norm="none")(torch.randn(2, F, F)).shape == (2, F, C)
     with pytest.raises(TypeError, match=r"input has dtype torch\.float32, expected torch\.bfloat16"):
@@ -307,6 +311,17 @@ def test_notices_other_gates():
     student.layers[0].gates_over = "all"
     torch.testing.assert_close(student(x), one_by_one(student, x), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(student(x), before)
+
+
+@pytest.mark.parametrize("logarithm", [-89.0, -200.0, float("nan")])
+def test_a_learned_temperature_that_left_its_range(logarithm, calls):
+    """Training with too high a learning rate ends so; the layers answer as they do with gradients."""
+    student, x = make(MoEStudent), torch.randn(20, F)
+    with torch.no_grad():
+        student.layers[0].log_temperature.fill_(logarithm)
+        y = student(x)
+    torch.testing.assert_close(y, student(x).detach(), equal_nan=True)
+    assert calls == []
 
 
 @torch.no_grad()

@@ -85,6 +85,14 @@ def test_layer_equals_dense_over_training_steps(options, split):
     torch.testing.assert_close(pair[0](sparse), pair[1](x))
 
 
+def test_under_another_default_device():
+    layer, _ = twins()
+    sparse, dense = bags()
+    with torch.device("meta"):
+        y = layer.eval()(sparse)
+    torch.testing.assert_close(y, layer(dense))
+
+
 def test_empty_rows_and_empty_batches():
     layer, _ = twins()
     sparse, _ = bags()

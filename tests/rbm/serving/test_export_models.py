@@ -71,6 +71,17 @@ def test_a_layer_alone_with_fixed_shapes(tmp_path, names):
     torch.testing.assert_close(FORMATS["torch-export"].open(path)(x), layer.eval()(x))
 
 
+def test_under_another_default_device(tmp_path):
+    layer, student, x = rbm.FusedRbMLayer(6, 3, 4, 2).eval(), rbm.RbMStudent(6, 8, 3).eval(), torch.randn(4, 6)
+    with torch.device("meta"):
+        paths = (
+            export(layer, x, "torch-export", tmp_path / "layer.pt2"),
+            export_student(student, "torch-export", tmp_path / "student.pt2"),
+        )
+    for path, model in zip(paths, (layer, student), strict=True):
+        torch.testing.assert_close(FORMATS["torch-export"].open(path)(x), model(x), atol=1e-5, rtol=0)
+
+
 def test_rows_whose_squares_overflow_and_rows_of_zeros(tmp_path):
     layer, x = rbm.FusedRbMLayer(6, 3, 4, 2).eval(), torch.randn(9, 6)
     x = x * torch.tensor([1e30, 1e19, 1.0, 1e-20, 0.0] * 2)[:9, None]
