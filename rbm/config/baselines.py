@@ -118,6 +118,7 @@ class CoHOpConfig(Network):
 
     num_layers: Annotated[int, Field(ge=1, le=2, description="1 (linear) or 2")] = 1
     hidden_channels: Width = 512
+    norm: Annotated[Literal["none"], Field(description="none (with two layers, it always has BatchNorm)")] = "none"
     dropout: Probability = 0.0
     lr: Positive = 0.1
     max_epochs: Count = 200

@@ -114,13 +114,16 @@ class TINEDPlusConfig(TINEDConfig):
 class TokenizerConfig(Network):
     """The GNN with a codebook that teaches VQGraph's student: see :mod:`rbm.distillation.methods.vqgraph`.
 
-    The codebook has ``codebook_size`` codes with ``code_channels`` channels, updated with ``decay`` from the rows
-    assigned to them. ``code_start`` is ``random`` (random unit vectors, as in the released code) or ``rows`` (rows of
-    the graph). ``node_weight``, ``edge_weight`` and ``commitment_weight`` are the weights of the losses that are added
-    to that of the labels: the reconstruction of nodes and of edges, and the distance between rows and their codes.
+    It has two convolutions and no norm. The codebook has ``codebook_size`` codes with ``code_channels`` channels,
+    updated with ``decay`` from the rows assigned to them. ``code_start`` is ``random`` (random unit vectors, as in the
+    released code) or ``rows`` (rows of the graph). ``node_weight``, ``edge_weight`` and ``commitment_weight`` are the
+    weights of the losses that are added to that of the labels: the reconstruction of nodes and of edges, and the
+    distance between rows and their codes.
     """
 
+    num_layers: Annotated[int, Field(ge=2, le=2, description="2 (its convolutions)")] = 2
     hidden_channels: Width = 128
+    norm: Annotated[Literal["none"], Field(description="none")] = "none"
     dropout: Probability = 0.5
     max_epochs: Count = 200
     code_channels: Width = 128

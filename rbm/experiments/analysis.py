@@ -1,5 +1,6 @@
 """The paper's other measurements: sizes and latencies of students, and whether experts specialise."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rbm.datasets import check_files, dataset_name, load_dataset
 from rbm.distillation.distill import distill
 from rbm.distillation.registry import title_of
 from rbm.distillation.result import Distillation
+from rbm.experiments.tables import dataset_names
 from rbm.training.metrics import purity
 from rbm.utils.environment import today
 from rbm.utils.files import write_csv, write_text
@@ -75,7 +77,7 @@ def study(
     for dataset in datasets:  # before the first one is trained
         check_files(dataset_name(dataset), root)
     folder.mkdir(parents=True, exist_ok=True)
-    complexity, parts = name == "complexity", []
+    complexity, parts, names = name == "complexity", [], dataset_names(datasets)
     for dataset in datasets:
         config = preset_config("clean", dataset, setting).updated({"seed": seed})
         result = distill(
@@ -87,7 +89,7 @@ def study(
             measure_latency=complexity,
             console=console,
         )
-        parts.extend(complexity_rows(dataset, result) if complexity else _pictures(dataset, result, folder))
+        parts.extend(complexity_rows(dataset, result) if complexity else _pictures(names[dataset], result, folder))
     if complexity:
         write_csv(folder / "complexity.csv", parts, (*_COLUMNS, *_MADE))
         title, text = "Sizes and speed of students", f"{complexity_table(parts)}\n{_FORMULAS}"
@@ -131,22 +133,24 @@ def complexity_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _pictures(dataset: str, result: Distillation, folder: Path) -> list[str]:
+def _pictures(name: str, result: Distillation, folder: Path) -> list[str]:
+    """Draw the pictures of the graph with this ``name`` into a folder, and return the lines of the page."""
     from rbm.distillation.report.experts import last_router
     from rbm.distillation.report.pictures import plot_representation
 
     labels, parts = result.split.graph.y.cpu(), []
+    stem = re.sub(r"[^\w.-]", "_", name)  # a name may be a path, and a link in Markdown ends at a space
     for method in result.students:
         _, experts = last_router(result, method)
-        file = f"representation-{dataset}-{method}.png"
+        file = f"representation-{stem}-{method}.png"
         plot_representation(result, method, folder / file)
         share, chance = purity(experts, labels), purity(torch.zeros_like(experts), labels)
         parts += [
-            f"## {title_of(method)}, {dataset}",
+            f"## {title_of(method)}, {name}",
             "",
             f"The top expert alone tells the class of {share:.1%} of the nodes (the largest class has {chance:.1%}).",
             "",
-            f"![{dataset}, {method}]({file})",
+            f"![{name}, {method}]({file})",
             "",
         ]
     return parts

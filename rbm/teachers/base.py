@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from rbm.nn.dropout import Dropout
 from rbm.nn.sparse_rows import Features, Rows, as_rows
+from rbm.nn.students import BatchNorm
 
-NORMS = {"none": nn.Identity, "batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+# A sampled batch may be a single node without neighbours, which PyTorch's BatchNorm refuses.
+NORMS = {"none": nn.Identity, "batch": BatchNorm, "layer": nn.LayerNorm}
 
 
 class Teacher(nn.Module, ABC):

@@ -17,7 +17,7 @@ from rbm.nn.sparse_rows import in_single_precision, to_dense
 from rbm.teachers import edges_for, features_for
 from rbm.training.selection import Result, split_accuracies
 from rbm.utils.chunks import row_chunks, rows_not_finite
-from rbm.utils.distributed import broadcast_from_rank0, compute_once
+from rbm.utils.distributed import broadcast_from_rank0, compute_once, forked
 
 # Share of the accuracy above guessing. On Cora, GATs with 0.05 taught GLNN at most half of what they knew, and teachers
 # with 0.6 and more all of it. On CiteSeer, a GLNN did not learn a class for which RevGAT had 0.1.
@@ -99,7 +99,8 @@ def entropy_change(
     """Change of the entropy of each node's soft label under noise on all features, divided by the largest change.
 
     Mean over ``num_samples`` draws of ``|H(y~) - H(y)|``, or of its square if ``squared`` (the paper's Eq. 10), with
-    natural logarithms and the teacher in eval mode.
+    natural logarithms and the teacher in eval mode. The global random state is left unchanged. A teacher that draws
+    random numbers in eval mode draws them from ``seed``.
 
     Returns:
         ``[N]`` in [0, 1] on the graph's device; all zeros if no entropy changes.
@@ -108,7 +109,9 @@ def entropy_change(
     edges = edges_for(teacher, graph)
     generator = torch.Generator().manual_seed(seed)
     change = torch.zeros(x.shape[0], device=x.device)
-    with evaluating(teacher):
+    # The first method that needs the change computes it for all. Its own draws must not depend on that.
+    with evaluating(teacher), forked():
+        torch.manual_seed(seed)
         unperturbed = _entropy(teacher(features_for(teacher, graph.x), edges))
         for _ in range(num_samples):
             # Drawn on the CPU, so that every device gets the same noise.

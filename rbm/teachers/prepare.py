@@ -120,6 +120,8 @@ def _made_from(split: GraphSplit, config: Config, classes: int) -> tuple[dict[st
     # Unseen nodes do not affect the training, but define the test accuracy.
     inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
     inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]
+    if len(split.unseen_nodes):
+        inputs.append(split.graph.x)
     return settings, inputs
 
 

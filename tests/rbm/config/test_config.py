@@ -192,6 +192,10 @@ def test_assignments():
         ),
         ({"simmlp": {"power": float("nan")}}, "simmlp.power is nan, expected a positive number"),
         ({"cohop": {"num_layers": 3}}, "cohop.num_layers is 3, expected 1 (linear) or 2"),
+        # Regression tests: these had no effect.
+        ({"cohop": {"norm": "layer"}}, "cohop.norm is 'layer', expected none (with two layers, it always has"),
+        ({"vqgraph": {"tokenizer": {"norm": "batch"}}}, "vqgraph.tokenizer.norm is 'batch', expected none"),
+        ({"vqgraph": {"tokenizer": {"num_layers": 3}}}, "vqgraph.tokenizer.num_layers is 3, expected 2 (its conv"),
         ({"cohop": {"histogram": "x"}}, "cohop.histogram is 'x', expected one of auto, exact, propagation, none"),
     ],
 )

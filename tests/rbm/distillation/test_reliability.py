@@ -40,6 +40,20 @@ def test_entropy_change_follows_its_definition(graph):
     assert change.max() == 1
 
 
+def test_a_teacher_that_draws_random_numbers_does_not_change_those_of_students(graph):
+    """Regression test: DRGAT draws in eval mode, so a student depended on which methods were trained before it."""
+
+    class Drawing(OwnFeatures):
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            return super().forward(x, edge_index) * torch.rand_like(x)
+
+    teacher, state = Drawing(torch.linspace(0.1, 2.0, 40)), torch.get_rng_state()
+    change = entropy_change(teacher, graph, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(1)
+    assert torch.equal(entropy_change(teacher, graph, seed=3), change)
+
+
 def test_a_teacher_has_a_change_for_each_noise_and_seed(graph):
     teacher, unused = OwnFeatures(torch.linspace(0.1, 2.0, 40)), torch.zeros(40, 3)
     outputs = TeacherOutputs(unused, unused, {}, teacher, graph)

@@ -2,6 +2,7 @@
 
 import csv
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +54,18 @@ def test_representation_says_how_well_experts_tell_classes(tmp_path):
         file = f"representation-digits-{method}.png"
         assert (tmp_path / file).stat().st_size > 10_000
         assert f"]({file})" in text
+
+
+def test_pictures_of_a_file_are_beside_the_page(small_graph, tmp_path):
+    """Regression test: they were in folders named after the file's path, and the page linked to its path as a whole."""
+    file = tmp_path / "my graph.npz"
+    parts = ("x", "edge_index", "y", "train_mask", "val_mask", "test_mask")
+    np.savez(file, **{name: small_graph[name].numpy() for name in parts})
+    page = study("representation", [str(file)], tmp_path / "out", command="rbm reproduce representation")
+    pictures = [f"representation-my_graph-{method}.png" for method in ("moe", "rbm")]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*pictures, "representation.md"]
+    assert "## RbM student, my graph\n" in page.read_text()
+    assert all(f"]({picture})" in page.read_text() for picture in pictures)
 
 
 @pytest.mark.parametrize(

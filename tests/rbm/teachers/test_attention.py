@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from rbm.nn.dropout import dropout
 from rbm.nn.sparse_rows import as_rows
 from rbm.teachers import DRGAT, GCN, RevGAT, build_teacher
-from rbm.teachers.attention import AttentionConv, BatchNorm, Edges
+from rbm.teachers.attention import AttentionConv, BatchNorm, Edges, draw_seed
 from rbm.teachers.drgat import EvolvingGate
 
 NODES = 20
@@ -177,11 +178,58 @@ def test_drgat_draws_its_first_state_in_training(graph):
     gate = EvolvingGate(7, 4).double()
     for parameter in gate.parameters():
         nn.init.zeros_(parameter)
-    nn.init.ones_(gate.rnn.weight_hh_l1)  # the share is tanh of the second layer's initial state
-    drawn = torch.cat([gate(x, x, None)[0] for _ in range(50)]).atanh().detach()
-    assert float(drawn.max()) == pytest.approx(0.5, abs=0.01), "4 ** -1/2"
-    assert float(drawn.mean()) == pytest.approx(0.25, abs=0.02)
-    assert not gate.eval()(x, x, None)[0].any()
+    for parameter in (gate.rnn.weight_hh_l1, gate.rnn.bias_ih_l1):
+        nn.init.ones_(parameter)  # the share is tanh of one plus the second layer's initial state
+    drawn = torch.cat([gate(x, x, None)[0] for _ in range(50)]).atanh().detach() - 1
+    assert [float(drawn.min()), float(drawn.max())] == pytest.approx([-0.5, 0.5], abs=0.01), "4 ** -1/2"
+    assert float(drawn.mean()) == pytest.approx(0.0, abs=0.04)
+    assert float(gate.eval()(x, x, None)[0].detach().atanh().max()) == pytest.approx(1.0)
+
+
+def test_drgat_drops_hidden_channels_and_edges_of_each_convolution(graph):
+    x, edge_index = graph
+    teacher = DRGAT(7, 4, 3, 4, 0.4, "layer", input_dropout=0.2, edge_dropout=0.3).double()
+    edges = teacher.adjacency(edge_index, NODES, torch.float64)
+    torch.manual_seed(5)
+    found = teacher(x, edges)
+
+    torch.manual_seed(5)
+    initial = h = teacher.first(dropout(x, 0.2), edges.without(0.3, draw_seed()))
+    state = None
+    for norm, conv in zip(teacher.norms, teacher.convs, strict=True):
+        share, state = teacher.gate(initial, h, state)
+        h = (1 - share) * conv(dropout(norm(h).relu(), 0.4), edges.without(0.3, draw_seed())) + share * initial
+    last = teacher.last(dropout(teacher.norm(h).relu(), 0.4), edges.without(0.3, draw_seed()))
+    torch.testing.assert_close(found, last + teacher.bias)
+
+
+def test_revgat_has_one_mask_for_all_layers_and_draws_the_edges_of_each(graph):
+    x, edge_index = graph
+    teacher = RevGAT(7, 4, 3, 4, 0.4, "layer", input_dropout=0.2, edge_dropout=0.3).double()
+    edges = teacher.adjacency(edge_index, NODES, torch.float64)
+    torch.manual_seed(5)
+    found = teacher(x, edges)
+
+    torch.manual_seed(5)
+    h = teacher.first(dropout(x, 0.2), edges.without(0.3, draw_seed()))
+    masks = dropout(torch.ones_like(h), 0.4).chunk(2, dim=1)
+    assert torch.cat(masks).unique().tolist() == pytest.approx([0.0, 1 / 0.6], rel=1e-4)
+    for block in teacher.blocks:
+        kept, parts = edges.without(0.3, draw_seed()), h.chunk(2, dim=1)
+        outputs, given = [], parts[1]
+        for part, mask, f in zip(parts, masks, block.convs, strict=True):
+            given = part + f.conv(f.norm(given).relu() * mask, kept)
+            outputs.append(given)
+        h = torch.cat(outputs, dim=1)
+    last = teacher.last(dropout(teacher.norm(h).relu(), 0.4), edges.without(0.3, draw_seed()))
+    torch.testing.assert_close(found, last + teacher.bias)
+
+
+def test_initialisation():
+    conv = AttentionConv(300, 100, 2)
+    for weight, fans in ((conv.lin.weight, 500), (conv.residual.weight, 500), (conv.att, 2 * 100 + 100)):
+        expected = 2**0.5 * (2 / fans) ** 0.5
+        assert float(weight.detach().std()) == pytest.approx(expected, rel=0.02 if weight.numel() > 1000 else 0.3)
 
 
 def run(teacher: RevGAT, x, edge_index):

@@ -198,6 +198,20 @@ def test_recipe(small_graph, quick):
     assert float(losses.saturating_label_loss(logits, labels)) == pytest.approx(sum(rows) / 9)
 
 
+@pytest.mark.parametrize("kind", ["log", "cross_entropy"])
+@pytest.mark.parametrize("labels", [False, True])
+def test_loss_is_of_the_nodes_that_are_asked(small_graph, quick, kind, labels):
+    config = quick.updated({"teacher": {"name": "drgat"}, **(WITH_LABELS if labels else {})})
+    config = config.updated({"attention": {"loss": kind}})
+    split = split_graph(small_graph)
+    trainer = build_teacher_trainer(build_configured_teacher(config, split, 3), split, config)
+    asked = torch.tensor([2, 5, 11]) if labels else torch.arange(15)
+    logits, y = torch.randn(60, 3), small_graph.y
+    trainer.forward = lambda *_: (logits, asked) if labels else logits
+    loss = losses.saturating_label_loss if kind == "log" else F.cross_entropy
+    torch.testing.assert_close(trainer.epoch_loss(0), loss(logits[asked], y[asked]))
+
+
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("name", ATTENTION_TEACHERS)

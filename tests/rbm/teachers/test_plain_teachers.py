@@ -33,9 +33,16 @@ def test_gat_equals_pyg(small_graph):
 
 @pytest.mark.parametrize(("hidden", "heads"), [(64, 8), (12, 4), (7, 1)])
 def test_heads_of_gat_share_the_width(hidden, heads, small_graph):
-    teacher = GAT(12, hidden, 3)
-    assert teacher.convs[0].heads == heads
+    teacher = GAT(12, hidden, 4)
+    assert [conv.heads for conv in teacher.convs] == [heads, 1]
     assert teacher.embed(small_graph.x, small_graph.edge_index).shape == (60, hidden)
+
+
+def test_initialisation_of_gat():
+    for conv in GAT(100, 64, 4).convs:
+        weight = conv.lin.weight.detach()
+        bound = (6 / sum(weight.shape)) ** 0.5
+        assert 0.95 * bound < float(weight.abs().max()) <= bound, "Glorot's uniform one, as in PyG"
 
 
 def test_appnp_equals_pyg(small_graph):

@@ -122,6 +122,16 @@ def test_a_step_a_batch(plain, small_graph):
     assert steps == {3 * math.ceil(15 / 4)}
 
 
+@pytest.mark.parametrize("teacher", ["sage", "gcn", "gat", "appnp", "mlp"])
+def test_a_batch_may_be_one_node_without_neighbours(plain, small_graph, teacher):
+    """Regression test: PyTorch's BatchNorm refused a single row, perhaps after hours, when such a node was the last."""
+    small_graph.edge_index = torch.empty(2, 0, dtype=torch.int64)
+    config = QUICK.updated({"teacher": {"name": teacher, "norm": "batch"}, "sampling": {"batch_size": 14}})
+    training, losses = trained(config, small_graph, epochs=2)
+    assert training.batches.count == 15
+    assert all(map(math.isfinite, losses))
+
+
 @pytest.mark.parametrize("teacher", ["sage", "gcn"])
 def test_distil_from_a_teacher_of_batches(plain, small_graph, teacher, tmp_path):
     config = QUICK.updated({"teacher": {"name": teacher}, "sampling": {"batch_size": 4, "fan_out": "5"}})

@@ -82,3 +82,6 @@ def test_the_cache_knows_all_that_a_teacher_and_its_figures_depend_on(small_grap
     other = small_graph.clone()
     other.edge_index = torch.cat([other.edge_index, unseen[:2, None]], dim=1)
     assert trained(other, "inductive") == 14
+    other = small_graph.clone()
+    other.x[unseen[0]] += 1
+    assert trained(other, "inductive") == 15
