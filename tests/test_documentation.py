@@ -186,6 +186,29 @@ def test_map_names_what_exists(page, heading):
         assert name.rstrip("/") in there, f"{name} is on the map and not in the tree"
 
 
+def anchors(text):
+    """Names of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```", "", text))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def lost_links(page, text):
+    """Links of a page that lead to no file of the tree, or to no heading of a page."""
+    for address in re.findall(r"\]\(([^():\s]+)\)", re.sub(r"(?ms)^```.*?^```", "", text)):
+        path, _, heading = address.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if not target.exists() or (heading and target.suffix == ".md" and heading not in anchors(target.read_text())):
+            yield address
+
+
+def test_links_of_pages_lead_somewhere_in_the_tree():
+    """As on GitHub; tests of the site check that they lead somewhere there too."""
+    pages = PAGES | {str(file.relative_to(ROOT)): file.read_text() for file in ROOT.glob("rbm_kernels/**/README.md")}
+    assert [(page, link) for page, text in pages.items() for link in lost_links(page, text)] == []
+    lost = ["docs/no.md", "README.md#no", "operators/cosine_topk.md"]
+    assert list(lost_links("a.md", "[a](README.md#results) " + "".join(f"[a]({link})" for link in lost))) == lost
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     for package in ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml"):
@@ -262,6 +285,15 @@ def test_every_link_leads_somewhere(site, pages):
         '<a href="no.html"></a><a href="#no"></a><img src="no.png"><a href="index.html#no"></a><a href="#x" id=x>'
     )
     assert len(list(broken(site, {**pages, (site / "lost.html").resolve(): lost}))) == 4
+
+
+def test_the_site_links_its_own_pages_and_names_other_files(site):
+    named = set()
+    for page in site.rglob("*.html"):
+        named |= set(re.findall(r"\(<code>([\w./-]+\.md)(?:#[\w-]+)?</code>\)", page.read_text()))
+    assert "benchmarks/NOTES.md" in named
+    elsewhere = re.compile(r"docs/|operators/|rbm_kernels/ops/|(contributing|changelog)\.md", re.IGNORECASE)
+    assert [name for name in named if (ROOT / "docs" / name).is_file() or elsewhere.match(name)] == []
 
 
 def test_the_map_of_methods(pages, site):
