@@ -51,6 +51,17 @@ def test_every_released_configuration_loads(preset, dataset, setting, teacher):
     assert config.rbm.num_experts == (ours or student["num_experts"])
 
 
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [("photo", "amazon-photo"), ("Coauthor CS", "academic-cs"), ("CORA", "cora"), ("ogbn_arxiv", "ogbn-arxiv")],
+)
+def test_a_preset_knows_every_name_of_a_dataset(other, name):
+    """As ``load_dataset`` does: the default hyperparameters would be used otherwise, without a message."""
+    assert preset_config("clean", other) == preset_config("clean", name)
+    assert preset_config("paper", other).dataset == name
+    assert preset_config("clean", " Digits").dataset == "digits"
+
+
 def test_preset_without_released_hyperparameters():
     for own in ("my-own-graph", "./cora", "paper/cora"):  # not the files of configs/
         assert preset_config("clean", own) == Config(dataset=own)
