@@ -205,7 +205,7 @@ def distill(
             place = open_run(folder, config, resume=resume, overwrite=overwrite)
             run = on_main_process(lambda: opened.enter_context(place))
             now = partial(hashes, data, given, encodings, unseen_fraction)
-            on_main_process(lambda: check_inputs(run, now(), split.graph, resume))
+            on_main_process(lambda: check_inputs(run, now(), requested, split.graph, resume))
         progress.say(_sizes(split.graph, classes))
 
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():

@@ -62,7 +62,8 @@ class RunFolder:
     ``run.json``                list of the files below, which ``--overwrite`` removes
     ``.run.lock``               lock of the process that runs in the folder
     ``config.yaml``             the configuration
-    ``inputs.json``             hashes of the graph and of what else was given (:mod:`rbm.distillation.run_inputs`)
+    ``inputs.json``             hashes of the graph and of what else was given, and the methods
+                                (:mod:`rbm.distillation.run_inputs`)
     ``metrics.jsonl``           one line per epoch
     ``<phase>.safetensors``     the best state of a finished phase (teacher, then each method) and its result
     ``encodings*.safetensors``  the students' encodings of all nodes of the graph
@@ -370,5 +371,5 @@ def _check_same(stored: Config, given: Config, path: Path) -> None:
         return
     raise ValueError(
         f"run folder {path} was started with another configuration: {'; '.join(changed)};"
-        " resume without these changes, or use another --out"
+        f" give them as they were, as --resume --out {path} does without settings, or use another --out"
     )
