@@ -110,7 +110,7 @@ def distill(
             ``auto``, encodings are not searched.
         folder: run folder to write to (see :class:`rbm.training.run_folder.RunFolder`); nothing is written by default.
             Your own graph is stored in it, for ``rbm latency`` and ``rbm report``.
-        resume: continue the run in this folder, or, with ``auto``, its search.
+        resume: continue the run in this folder, or, with ``auto``, its search; give its ``methods`` and ``keep`` again.
         overwrite: replace the run in this folder.
         cache: folder where trained teachers and encodings are kept for other runs (see :class:`rbm.utils.cache.Cache`).
         unseen_fraction: share of the test nodes that the inductive setting hides; by default that of the graph, see
