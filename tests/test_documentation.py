@@ -6,6 +6,7 @@ from top to bottom in one namespace and an empty folder; of shell blocks, and of
 """
 
 import doctest
+import html
 import importlib
 import itertools
 import os
@@ -25,6 +26,8 @@ from browser import browser, programs
 
 import rbm
 import rbm_kernels
+from rbm.config import RbMConfig, TokenizerConfig, as_text
+from rbm.config.section import settings_of
 from rbm.distillation.registry import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -362,6 +365,14 @@ def test_reference_reads_as_the_docstrings_do(site):
     for page in ("rbm", "layer", "students", "config", "parts", "kernels"):
         text = re.sub(r"<[^>]+>", "", (site / f"api/{page}.html").read_text())
         assert not re.search(r":(class|func|meth|mod|attr|data|math):|={5,}", text), page
+
+
+def test_the_reference_lists_every_setting_with_its_default(site):
+    page = re.sub(r"\s+", " ", (site / "api/config.html").read_text())
+    for section in (RbMConfig, TokenizerConfig):
+        for name, values, default in settings_of(section):
+            row = (f"<code>{name}</code>", html.escape(values), f"<code>{as_text(default)}</code>")
+            assert " ".join(f"<td>{cell}</td>" for cell in row) in page, name
 
 
 @pytest.mark.parametrize("package", [rbm, rbm_kernels], ids=lambda package: package.__name__)

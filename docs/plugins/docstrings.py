@@ -1,8 +1,15 @@
-"""Docstrings are written for ``help()`` and Sphinx's roles; the site's pages are Markdown."""
+"""Docstrings are written for ``help()`` and Sphinx's roles; the site's pages are Markdown.
+
+Sections of the configuration get a table of their settings, which are attributes without docstrings.
+"""
 
 import re
+from importlib import import_module
 
-from griffe import Extension, Object
+from griffe import Class, Extension, Object
+
+from rbm.config import as_text
+from rbm.config.section import Section, settings_of
 
 # :class:`~rbm.nn.rbm_layer.Routing` is `Routing`, :func:`rbm.distill` is `rbm.distill`.
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):`(?:~[\w.]*\.(?=\w+`))?([^`]+)`")
@@ -12,12 +19,29 @@ _LITERAL = re.compile(r"(?m)::$")
 
 
 class Docstrings(Extension):
-    """Bring roles, formulas and tables into Markdown."""
+    """Bring roles, formulas and tables into Markdown, and add the settings of a section."""
 
     def on_object(self, *, obj: Object, **_) -> None:
         """Of one module, class, function or attribute."""
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
+
+    def on_class(self, *, cls: Class, **_) -> None:
+        """Of one class."""
+        if cls.docstring is not None and cls.path.startswith("rbm.config."):
+            kind = getattr(import_module(cls.module.path), cls.name)
+            if issubclass(kind, Section) and kind is not Section:
+                cls.docstring.value += f"\n\n{settings_table(kind)}"
+
+
+def settings_table(section: type[Section]) -> str:
+    """Every setting of a section, with the values that it takes and its default."""
+    rows = [f"| `{name}` | {values} | {_default(default)} |" for name, values, default in settings_of(section)]
+    return "\n".join(["| setting | values | default |", "|---|---|---|", *rows])
+
+
+def _default(value: object) -> str:
+    return "" if value == "" else f"`{as_text(value)}`"
 
 
 def markdown(text: str) -> str:
