@@ -365,6 +365,7 @@ def test_reference_reads_as_the_docstrings_do(site):
     for page in ("rbm", "layer", "students", "config", "parts", "kernels"):
         text = re.sub(r"<[^>]+>", "", (site / f"api/{page}.html").read_text())
         assert not re.search(r":(class|func|meth|mod|attr|data|math):|={5,}", text), page
+        assert not re.search(r"[a-z]\w*: [^=\n]+ = [A-Z_]{4,},", text), f"{page} has a constant for a default"
 
 
 def test_the_reference_lists_every_setting_with_its_default(site):

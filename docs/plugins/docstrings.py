@@ -1,12 +1,13 @@
 """Docstrings are written for ``help()`` and Sphinx's roles; the site's pages are Markdown.
 
-Sections of the configuration get a table of their settings, which are attributes without docstrings.
+Sections of the configuration get a table of their settings, which are attributes without docstrings. Defaults that are
+named constants, such as ``NUM_EXPERTS``, are shown as their values.
 """
 
 import re
 from importlib import import_module
 
-from griffe import Class, Extension, Object
+from griffe import Class, Extension, Function, Object
 
 from rbm.config import as_text
 from rbm.config.section import Section, settings_of
@@ -16,10 +17,11 @@ _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):`(?:~[\w.]*\.(?=\w+`))?(
 _MATH = re.compile(r":math:`([^`]+)`")
 _TABLE = re.compile(r"(?m)^( *)=+ +=+[= ]*\n(?:.+\n)+\1=+ +=+[= ]*$")
 _LITERAL = re.compile(r"(?m)::$")
+_CONSTANT = re.compile(r"[A-Z][A-Z_]+")
 
 
 class Docstrings(Extension):
-    """Bring roles, formulas and tables into Markdown, and add the settings of a section."""
+    """Bring roles, formulas and tables into Markdown, and add settings and defaults."""
 
     def on_object(self, *, obj: Object, **_) -> None:
         """Of one module, class, function or attribute."""
@@ -32,6 +34,12 @@ class Docstrings(Extension):
             kind = getattr(import_module(cls.module.path), cls.name)
             if issubclass(kind, Section) and kind is not Section:
                 cls.docstring.value += f"\n\n{settings_table(kind)}"
+
+    def on_function(self, *, func: Function, **_) -> None:
+        """Of one function or method."""
+        for parameter in func.parameters:
+            if _CONSTANT.fullmatch(str(parameter.default)):
+                parameter.default = repr(getattr(import_module(func.module.path), str(parameter.default)))
 
 
 def settings_table(section: type[Section]) -> str:
