@@ -186,6 +186,13 @@ def open_run(path: Path | str, config: Config, *, resume: bool = False, overwrit
         yield RunFolder(path, config, resume=resume, overwrite=overwrite)
 
 
+def check_has_folder(folder: Path | None, **asked: bool | None) -> None:
+    """Raise ValueError if one of ``asked`` is true and there is no run folder, which it would read or write."""
+    for name, value in asked.items():
+        if value and folder is None:
+            raise ValueError(f"{name} is True but folder is None; give the run a folder, or leave {name} out")
+
+
 def check_place(path: Path, resume: bool, overwrite: bool, config_file: str = "config.yaml") -> None:
     """Raise if there is nothing to resume (no ``config_file``), if files would be overwritten without permission, or if
     the folder cannot be written to.
