@@ -6,6 +6,7 @@ from top to bottom in one namespace and an empty folder; of shell blocks, and of
 """
 
 import doctest
+import html
 import importlib
 import itertools
 import os
@@ -25,6 +26,8 @@ from browser import browser, programs
 
 import rbm
 import rbm_kernels
+from rbm.config import RbMConfig, TokenizerConfig, as_text
+from rbm.config.section import settings_of
 from rbm.distillation.registry import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -186,6 +189,29 @@ def test_map_names_what_exists(page, heading):
         assert name.rstrip("/") in there, f"{name} is on the map and not in the tree"
 
 
+def anchors(text):
+    """Names of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```", "", text))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def lost_links(page, text):
+    """Links of a page that lead to no file of the tree, or to no heading of a page."""
+    for address in re.findall(r"\]\(([^():\s]+)\)", re.sub(r"(?ms)^```.*?^```", "", text)):
+        path, _, heading = address.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if not target.exists() or (heading and target.suffix == ".md" and heading not in anchors(target.read_text())):
+            yield address
+
+
+def test_links_of_pages_lead_somewhere_in_the_tree():
+    """As on GitHub; tests of the site check that they lead somewhere there too."""
+    pages = PAGES | {str(file.relative_to(ROOT)): file.read_text() for file in ROOT.glob("rbm_kernels/**/README.md")}
+    assert [(page, link) for page, text in pages.items() for link in lost_links(page, text)] == []
+    lost = ["docs/no.md", "README.md#no", "operators/cosine_topk.md"]
+    assert list(lost_links("a.md", "[a](README.md#results) " + "".join(f"[a]({link})" for link in lost))) == lost
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     for package in ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml"):
@@ -264,6 +290,15 @@ def test_every_link_leads_somewhere(site, pages):
     assert len(list(broken(site, {**pages, (site / "lost.html").resolve(): lost}))) == 4
 
 
+def test_the_site_links_its_own_pages_and_names_other_files(site):
+    named = set()
+    for page in site.rglob("*.html"):
+        named |= set(re.findall(r"\(<code>([\w./-]+\.md)(?:#[\w-]+)?</code>\)", page.read_text()))
+    assert "benchmarks/NOTES.md" in named
+    elsewhere = re.compile(r"docs/|operators/|rbm_kernels/ops/|(contributing|changelog)\.md", re.IGNORECASE)
+    assert [name for name in named if (ROOT / "docs" / name).is_file() or elsewhere.match(name)] == []
+
+
 def test_the_map_of_methods(pages, site):
     """Each leaf links to a section of docs/methods.md, which covers all methods; figures match the pages of results."""
     sections = {heading.lower() for heading in re.findall(r"(?m)^### (\S+)$", PAGES["docs/methods.md"])}
@@ -330,6 +365,15 @@ def test_reference_reads_as_the_docstrings_do(site):
     for page in ("rbm", "layer", "students", "config", "parts", "kernels"):
         text = re.sub(r"<[^>]+>", "", (site / f"api/{page}.html").read_text())
         assert not re.search(r":(class|func|meth|mod|attr|data|math):|={5,}", text), page
+        assert not re.search(r"[a-z]\w*: [^=\n]+ = [A-Z_]{4,},", text), f"{page} has a constant for a default"
+
+
+def test_the_reference_lists_every_setting_with_its_default(site):
+    page = re.sub(r"\s+", " ", (site / "api/config.html").read_text())
+    for section in (RbMConfig, TokenizerConfig):
+        for name, values, default in settings_of(section):
+            row = (f"<code>{name}</code>", html.escape(values), f"<code>{as_text(default)}</code>")
+            assert " ".join(f"<td>{cell}</td>" for cell in row) in page, name
 
 
 @pytest.mark.parametrize("package", [rbm, rbm_kernels], ids=lambda package: package.__name__)

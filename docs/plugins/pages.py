@@ -4,6 +4,7 @@ as MathML, and a search that works without a server.
 MathML is what browsers draw by themselves: no script draws it, so none has to be fetched.
 """
 
+import posixpath
 import re
 import tempfile
 from html import unescape
@@ -13,6 +14,7 @@ import typer.cli
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -28,23 +30,42 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that stand elsewhere. A link in them to a page goes there, one to another file is its name."""
-    pages = {ROOT / source: page for page, source in ELSEWHERE.items()}
+    """Add the pages that stand elsewhere, the page of the command line, and the pictures."""
     for page, source in ELSEWHERE.items():
-
-        def link(match: re.Match, source: str = source, page: str = page) -> str:
-            target = (ROOT / source).parent / match[2]
-            if target.resolve() not in pages:
-                return _named(match[1], str(target.resolve().relative_to(ROOT)))
-            up = "../" * page.count("/")
-            return f"[{match[1]}]({up}{pages[target.resolve()]})"
-
-        content = _LINK.sub(link, (ROOT / source).read_text())
-        files.append(File.generated(config, page, content=content))
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     files.append(File.generated(config, "command-line.md", content=_command_line()))
     for picture in PICTURES:
         files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_) -> str:
+    """Links are written as in the tree. One to a page or a picture of the site leads there; one to another file becomes
+    the file's name.
+    """
+    here = page.file.src_uri
+    source = ROOT / ELSEWHERE.get(here, f"docs/{here}")
+
+    def link(match: re.Match) -> str:
+        path, mark, part = match[2].partition("#")
+        target = (source.parent / path).resolve()
+        if not path or not target.exists():  # within the page, or no link: code may have the same form
+            return match[0]
+        found = _place(target)
+        if found is None:
+            return _named(match[1], f"{target.relative_to(ROOT)}{mark}{part}")
+        return f"[{match[1]}]({posixpath.relpath(found, posixpath.dirname(here) or '.')}{mark}{part})"
+
+    return _LINK.sub(link, markdown)
+
+
+def _place(target: Path) -> str | None:
+    """Where the site has a file of the tree; None if it does not have it."""
+    name = target.relative_to(ROOT).as_posix()
+    for page, source in ELSEWHERE.items():
+        if name == source:
+            return page
+    return name if name in PICTURES else name.removeprefix("docs/") if name.startswith("docs/") else None
 
 
 def _named(text: str, file: str) -> str:
@@ -65,18 +86,6 @@ def _command_line() -> str:
         text = page.read_text().replace("```console", "```sh")
     summaries = dict(re.findall(r"(?m)^## `rbm (\w+)`\n\n(.+)$", text))
     return re.sub(r"(?m)^\* `(\w+)`: .*$", lambda item: f"* `{item[1]}`: {summaries[item[1]]}", text)
-
-
-def on_page_markdown(markdown: str, **_) -> str:
-    """Links that leave ``docs/``: those to pictures stay, another file is its name."""
-
-    def link(match: re.Match) -> str:
-        target = match[2].removeprefix("../")
-        if target == match[2]:
-            return match[0]
-        return f"[{match[1]}]({target})" if target in PICTURES else _named(match[1], target)
-
-    return _LINK.sub(link, markdown)
 
 
 def on_page_content(html: str, **_) -> str:

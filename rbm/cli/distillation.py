@@ -45,13 +45,14 @@ def distill(
     undirected: Undirected = False,
     teacher: TeacherName = None,
     method: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Students to train, of mlp, rbm, moe, ensemble, glnn, krd, nosmog, cohop, hgmd, tined, tined_plus,"
-            " simmlp, vqgraph, sign and trees; the run folder keeps all of them.",
+            " simmlp, vqgraph, sign and trees; the run folder keeps all of them (default: mlp,rbm; with --resume,"
+            " those of the run).",
             rich_help_panel=STUDENTS,
         ),
-    ] = _METHODS,
+    ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
@@ -97,7 +98,11 @@ def distill(
     set_: Assignments = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Run folder (default: runs/DATASET-SETTING-PRESET-seedN).", rich_help_panel=FOLDER),
+        typer.Option(
+            help="Run folder (default: runs/DATASET-SETTING-PRESET-seedN); with --seeds, the CSV file (default:"
+            " runs/DATASET-SETTING-PRESET.csv).",
+            rich_help_panel=FOLDER,
+        ),
     ] = None,
     auto: Annotated[
         bool,
@@ -146,13 +151,14 @@ def distill(
     from rbm.config.presets import FEATURES_ONLY
     from rbm.datasets.load import load_configured_dataset
     from rbm.distillation.distill import distill as run_distillation
+    from rbm.distillation.run_inputs import methods_of
     from rbm.utils.distributed import is_main_process, joined
 
     if features_only and not auto:  # a search stores this option separately from its initial settings
         set_ = [*(set_ or []), *FEATURES_ONLY]
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     given |= {"precision": precision, "undirected": True if undirected else None}
-    methods = [name.strip() for name in method.split(",")]
+    methods = [name.strip() for name in (method or _METHODS).split(",")]
     options = (dataset, teacher, preset, given, config, set_)
     if seeds is not None:
         for option, value in (("tensorboard", tensorboard), ("keep", keep), ("plots", plots)):
@@ -186,9 +192,11 @@ def distill(
         if auto and (teacher is not None or chosen.teacher.name == "logits"):
             named = chosen.teacher.name
     path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
+    if resume and method is None and not auto:
+        methods = methods_of(path) or methods
     again = ["rbm", "distill", "--out", str(path), "--resume"]
     for name, value in (("method", method), ("keep", keep)):
-        again += [f"--{name}", value] if value not in (None, _METHODS) else []
+        again += [f"--{name}", value] if value is not None else []
     again += ["--auto"] if auto else []
     with joined(usable_device(device)) as place:
         replaced = _stored_settings(path) if overwrite else set()
@@ -236,12 +244,12 @@ def _continues_search(out: Path | None, options) -> bool:
     return not _has_settings(options) and out is not None and (out / "auto.yaml").is_file()
 
 
-def _search_settings(out: Path, methods: list[str], method: str, budget: str | None):
+def _search_settings(out: Path, methods: list[str], method: str | None, budget: str | None):
     """What the search in a run folder was started with: configuration, methods, teacher, budget, features only."""
     from rbm.distillation.auto.folder import config_of, read_begun
 
     known = read_begun(out)["search"]
-    methods = known["run"] if method == _METHODS else methods
+    methods = known["run"] if method is None else methods
     return config_of(known), methods, known["teacher"], budget or known["budget"], known.get("features_only", False)
 
 

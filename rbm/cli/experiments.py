@@ -54,7 +54,7 @@ def reproduce(
         bool, typer.Option("--run/--no-run", help="Run what is missing, or only show existing results.")
     ] = True,
 ) -> None:
-    """Run one of the paper's tables on the graphs that you have, and compare the results with the paper's figures.
+    """Run one of the paper's tables on the graphs of --datasets, and compare the results with the paper's figures.
 
     "complexity" counts and times students; "representation" shows whether experts specialise in classes.
 

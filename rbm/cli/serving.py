@@ -104,7 +104,11 @@ def export(
         str, typer.Option("--format", help="torch-export, aoti (compiled for this machine's processor) or onnx.")
     ] = "torch-export",
     out: Annotated[
-        Path | None, typer.Option(help="File to write (default: student.pt2 or student.onnx in RUN).")
+        Path | None,
+        typer.Option(
+            help="File to write (default: student.pt2, student-aoti.pt2 or student.onnx in RUN, with --method and"
+            " --quantize in its name)."
+        ),
     ] = None,
     method: MethodName = None,
     quantize: Quantize = None,

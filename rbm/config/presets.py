@@ -18,6 +18,7 @@ from importlib import resources
 from typing import Any
 
 from rbm.config import Config, merged, parse_assignments
+from rbm.config.dataset_names import full_name
 from rbm.utils.files import parse_own_yaml
 
 _SWITCHES: dict[str, dict[str, Any]] = {
@@ -73,9 +74,17 @@ def preset_config(
 ) -> Config:
     """The configuration that a preset gives for a dataset.
 
+    Args:
+        preset: ``clean``, ``paper`` or ``official``.
+        dataset: a name as for :func:`rbm.load_dataset`. For any other name or path, ``clean`` gives the defaults.
+        setting: ``transductive`` or ``inductive``.
+        teacher: the name of the teacher, as in ``rbm.teachers.TEACHERS``.
+        protocol: ``rbm`` or ``cpf``.
+
     Raises:
-        ValueError: an unknown preset, or the paper's hyperparameters do not cover this dataset, setting and teacher.
+        ValueError: an invalid value, or the paper's hyperparameters do not cover this dataset, setting and teacher.
     """
+    dataset = _known_name(dataset)
     config = Config(dataset=dataset, setting=setting, preset=preset, protocol=protocol)
     config = config.updated(teacher_settings(teacher)).updated({"teacher": {"name": teacher}})
     released = _released(dataset, setting, teacher)
@@ -94,6 +103,14 @@ def preset_config(
     if ours is not None and preset == "clean":
         config = config.updated(ours)
     return config.updated(_SWITCHES[preset])
+
+
+def _known_name(dataset: str) -> str:
+    """The name of a dataset with files in ``configs`` if ``dataset`` is another name of it; otherwise ``dataset``."""
+    if not isinstance(dataset, str):
+        return dataset
+    name = full_name(dataset)
+    return name if name == "digits" or _read_of(name, "paper/") else dataset
 
 
 def features_only(config: Config) -> Config:

@@ -3,6 +3,7 @@
 Each field declares its range. A value outside it raises ValueError with the key, the value, and what was expected.
 """
 
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -96,6 +97,23 @@ def updated(section: Any, changes: dict[str, Any], path: str) -> Any:
         # A section does not know the one that it is in: tokenizer.lr becomes vqgraph.tokenizer.lr.
         message, own = str(error), _prefix(type(section))
         raise ValueError(f"{path}{message.removeprefix(own)}" if message.startswith(own) else message) from None
+
+
+def settings_of(section: type[Section]) -> Iterator[tuple[str, str, Any]]:
+    """Name, accepted values in words, and default of each setting; a section within the section has no default."""
+    for name, known in section.__pydantic_fields__.items():
+        if known.default_factory is not None:
+            yield name, f"a section, {known.annotation.__name__}", ""
+        else:
+            yield name, _accepted(known), known.default
+
+
+def _accepted(known: FieldInfo) -> str:
+    kind = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}.get(known.annotation)
+    bounds = _range(known)
+    if kind is None or bounds == "a positive number":
+        return bounds
+    return kind if bounds == "a finite number" else f"{kind}, {bounds}"
 
 
 def _hint(section: Any, name: str, path: str) -> str:

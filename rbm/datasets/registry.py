@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rbm.config import PROTOCOLS
+from rbm.config.dataset_names import ALIASES, full_name, plain
 from rbm.utils.files import absolute, check_utf8
 from rbm.utils.suggestions import did_you_mean
 
@@ -131,20 +132,6 @@ CPF_CITESEER = _pyg(
     ),
 )
 
-_ALIASES = {
-    "computers": "amazon-computers",
-    "computer": "amazon-computers",
-    "amazon-computer": "amazon-computers",
-    "photo": "amazon-photo",
-    "photos": "amazon-photo",
-    "cs": "academic-cs",
-    "coauthor-cs": "academic-cs",
-    "physics": "academic-physics",
-    "coauthor-physics": "academic-physics",
-    "arxiv": "ogbn-arxiv",
-    "products": "ogbn-products",
-}
-
 
 def find_dataset(name: str) -> DatasetInfo:
     """Find the entry of ``DATASETS`` for a name or alias, ignoring case and treating ``_`` as ``-``.
@@ -158,7 +145,7 @@ def find_dataset(name: str) -> DatasetInfo:
     key = _key(name)
     if key in DATASETS:
         return DATASETS[key]
-    hint = did_you_mean(key, [*DATASETS, *_ALIASES])
+    hint = did_you_mean(key, [*DATASETS, *ALIASES])
     raise ValueError(f"dataset: got {name!r}, expected one of {', '.join(DATASETS)}, or a file or folder{hint}")
 
 
@@ -229,10 +216,5 @@ def _key(name: str) -> str:
     """The key in ``DATASETS`` that a name or alias means, however a plugin has written it; a plain form of the name if
     there is none.
     """
-    plain = _plain(name)
-    wanted = _ALIASES.get(plain, plain)
-    return next((key for key in DATASETS if _plain(key) == wanted), wanted)
-
-
-def _plain(name: str) -> str:
-    return name.strip().lower().replace("_", "-").replace(" ", "-")
+    wanted = full_name(name)
+    return next((key for key in DATASETS if plain(key) == wanted), wanted)

@@ -41,7 +41,7 @@ from rbm.teachers import TEACHERS, check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.teachers.outputs import TeacherOutputs, check_logits, check_module, warn_of_flat_soft_labels
 from rbm.teachers.prepare import outputs_of_given, prepare_teacher
-from rbm.training.run_folder import RunFolder, open_run
+from rbm.training.run_folder import RunFolder, check_has_folder, open_run
 from rbm.training.tensorboard import check_tensorboard, events
 from rbm.utils.arguments import check_flags
 from rbm.utils.cache import Cache, cache_or_temporary
@@ -109,8 +109,9 @@ def distill(
         features_only: train students whose input is only the features, whatever encodings ``config`` selects; with
             ``auto``, encodings are not searched.
         folder: run folder to write to (see :class:`rbm.training.run_folder.RunFolder`); nothing is written by default.
-            Your own graph is stored in it, for ``rbm latency`` and ``rbm report``.
-        resume: continue the run in this folder, or, with ``auto``, its search.
+            Your own graph is stored in it, for ``rbm latency`` and ``rbm report``. ``resume``, ``overwrite``, ``plots``
+            and ``tensorboard`` need it.
+        resume: continue the run in this folder, or, with ``auto``, its search; give its ``methods`` and ``keep`` again.
         overwrite: replace the run in this folder.
         cache: folder where trained teachers and encodings are kept for other runs (see :class:`rbm.utils.cache.Cache`).
         unseen_fraction: share of the test nodes that the inductive setting hides; by default that of the graph, see
@@ -158,6 +159,7 @@ def distill(
     if keep is not None and keep not in methods:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
     folder = None if folder is None else as_path("folder", folder)
+    check_has_folder(folder, resume=resume, overwrite=overwrite, plots=plots)
     if tensorboard:
         check_tensorboard(folder)
     _check_graph(data, config, warn=folder is not None or console is not None)  # once, not per trial of a search
@@ -205,7 +207,7 @@ def distill(
             place = open_run(folder, config, resume=resume, overwrite=overwrite)
             run = on_main_process(lambda: opened.enter_context(place))
             now = partial(hashes, data, given, encodings, unseen_fraction)
-            on_main_process(lambda: check_inputs(run, now(), split.graph, resume))
+            on_main_process(lambda: check_inputs(run, now(), requested, split.graph, resume))
         progress.say(_sizes(split.graph, classes))
 
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():

@@ -1,6 +1,7 @@
-"""What a run was given besides its configuration, as hashes, so that it is not resumed on something else."""
+"""What a run was given besides its configuration: hashes, so that it is not resumed on something else, and methods."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -10,6 +11,8 @@ from rbm.distillation.run_graph import check_resumed_graph, graph_hashes
 from rbm.training.run_folder import RunFolder
 from rbm.utils.files import as_json, read_json
 from rbm.utils.tensor_files import fingerprint
+
+METHODS = "methods"  # beside the hashes
 
 
 def hashes(
@@ -40,21 +43,30 @@ def hashes(
     return found if fraction is None else found | {"unseen_fraction": float(fraction)}
 
 
-def check_inputs(run: RunFolder, now: dict[str, str | float], graph: Data, resume: bool) -> None:
-    """Compare the hashes with those of the run that is resumed, or store them in the folder of a new one.
+def methods_of(folder: Path) -> list[str] | None:
+    """The methods that the run in a folder was asked for when it was started, or last resumed; None if unknown."""
+    path = folder / INPUTS
+    return read_json(path).get(METHODS) if path.is_file() else None
 
-    A run of an earlier version has none: they are stored when it is resumed, if the sizes of ``graph``, the graph of
-    the split, are those of the run.
+
+def check_inputs(
+    run: RunFolder, now: dict[str, str | float], methods: Sequence[str], graph: Data, resume: bool
+) -> None:
+    """Compare the hashes with those of the run that is resumed, and store them with the ``methods`` that it is asked
+    for, which may be others than before.
+
+    A run of an earlier version has no hashes: they are stored when it is resumed, if the sizes of ``graph``, the graph
+    of the split, are those of the run.
 
     Raises:
         ValueError: a resumed run was started with other inputs.
     """
     if resume:
         check_resumed_graph(run.path, graph)
-    path = run.path / INPUTS
-    if resume and path.is_file():
-        was = read_json(path)
-        changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    path, given = run.path / INPUTS, {**now, METHODS: [*methods]}
+    was = read_json(path) if resume and path.is_file() else None
+    if was is not None:
+        changed = [name for name in {**was, **now} if was.get(name) != now.get(name) and name != METHODS]
         if IDS not in was:  # in runs of earlier versions
             changed = [name for name in changed if name != IDS]
         if changed:
@@ -62,5 +74,5 @@ def check_inputs(run: RunFolder, now: dict[str, str | float], graph: Data, resum
                 f"run folder {run.path} was started with another {', '.join(changed)}; resume with the same, or write"
                 " to another folder; a finished run predicts the nodes of a graph that has grown by rbm predict --graph"
             )
-    else:
-        run.write_text(INPUTS, as_json(now))
+    if was != given:
+        run.write_text(INPUTS, as_json(given))

@@ -7,6 +7,7 @@ hops (:mod:`rbm.datasets.encodings.hops`) has an additional row for new nodes, w
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,13 @@ def measure_run(
 
 
 def _check(batch_sizes: Sequence[int], repeats: int) -> None:
-    if not batch_sizes or min(batch_sizes) < 1:
-        raise ValueError(f"batch_sizes: got {list(batch_sizes)}, expected whole numbers of at least 1, such as 1,64")
-    if max(batch_sizes) > MOST_ROWS:
-        raise ValueError(f"batch_sizes: got {max(batch_sizes):,}, expected at most {MOST_ROWS:,} rows at once")
-    if repeats < 1:
-        raise ValueError(f"repeats: got {repeats}, expected at least 1")
+    sizes = batch_sizes if isinstance(batch_sizes, Sequence) else ()
+    if not sizes or not all(isinstance(size, Integral) and size >= 1 for size in sizes):
+        raise ValueError(f"batch_sizes: got {batch_sizes!r}, expected whole numbers of at least 1, such as [1, 64]")
+    if max(sizes) > MOST_ROWS:
+        raise ValueError(f"batch_sizes: got {max(sizes):,}, expected at most {MOST_ROWS:,} rows at once")
+    if not isinstance(repeats, Integral) or repeats < 1:
+        raise ValueError(f"repeats: got {repeats!r}, expected a whole number of at least 1")
 
 
 def _measured(

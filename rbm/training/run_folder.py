@@ -62,7 +62,8 @@ class RunFolder:
     ``run.json``                list of the files below, which ``--overwrite`` removes
     ``.run.lock``               lock of the process that runs in the folder
     ``config.yaml``             the configuration
-    ``inputs.json``             hashes of the graph and of what else was given (:mod:`rbm.distillation.run_inputs`)
+    ``inputs.json``             hashes of the graph and of what else was given, and the methods
+                                (:mod:`rbm.distillation.run_inputs`)
     ``metrics.jsonl``           one line per epoch
     ``<phase>.safetensors``     the best state of a finished phase (teacher, then each method) and its result
     ``encodings*.safetensors``  the students' encodings of all nodes of the graph
@@ -183,6 +184,13 @@ def open_run(path: Path | str, config: Config, *, resume: bool = False, overwrit
     path.mkdir(parents=True, exist_ok=True)
     with only_process(path / ".run.lock", f"run folder {path}", "wait until that run has ended, or use another --out"):
         yield RunFolder(path, config, resume=resume, overwrite=overwrite)
+
+
+def check_has_folder(folder: Path | None, **asked: bool | None) -> None:
+    """Raise ValueError if one of ``asked`` is true and there is no run folder, which it would read or write."""
+    for name, value in asked.items():
+        if value and folder is None:
+            raise ValueError(f"{name} is True but folder is None; give the run a folder, or leave {name} out")
 
 
 def check_place(path: Path, resume: bool, overwrite: bool, config_file: str = "config.yaml") -> None:
@@ -370,5 +378,5 @@ def _check_same(stored: Config, given: Config, path: Path) -> None:
         return
     raise ValueError(
         f"run folder {path} was started with another configuration: {'; '.join(changed)};"
-        " resume without these changes, or use another --out"
+        f" give them as they were, as --resume --out {path} does without settings, or use another --out"
     )

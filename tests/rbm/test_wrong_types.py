@@ -4,6 +4,9 @@ import pytest
 
 import rbm
 from rbm.distillation.distill import distill
+from rbm.experiments.tuning.run import tune
+from rbm.serving.latency import measure_run
+from rbm.serving.server import make_app
 
 NO_PATH = "expected a path, as str or pathlib.Path"
 
@@ -39,6 +42,11 @@ CALLS = {
     r"changes is \[1\], expected settings by name": lambda graph: rbm.Config().updated([1]),
     r"dataset is 3 \(int\), expected str": lambda graph: rbm.Config(3),
     r"format is \['onnx'\], expected one of torch-export": lambda graph: rbm.export_student(MLP, ["onnx"]),
+    "batch_sizes: got 64, expected whole numbers": lambda graph: measure_run("run", batch_sizes=64),
+    r"batch_sizes: got \['1'\], expected whole numbers": lambda graph: measure_run("run", batch_sizes=["1"]),
+    "repeats: got 2.5, expected a whole number": lambda graph: measure_run("run", repeats=2.5),
+    r"limits is \{'rows': 5\}, expected Limits\(": lambda graph: make_app(MLP, limits={"rows": 5}),
+    "config is a dict, expected an rbm.Config": lambda graph: tune({}, "search"),
 }
 
 

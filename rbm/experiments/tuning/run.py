@@ -62,12 +62,14 @@ def tune(
         console: where progress is shown.
 
     Raises:
-        TypeError: ``seeds``, ``trials`` or ``jobs`` has the wrong type.
+        TypeError: ``config``, ``seeds``, ``trials`` or ``jobs`` has the wrong type.
         ValueError: invalid settings, space or numbers, or a package that is not installed (raised before any work); or
             the folder contains another search.
         FileExistsError: the folder contains something else.
         BlockingIOError: another process is searching there.
     """
+    if not isinstance(config, Config):
+        raise TypeError(f"config is a {type(config).__name__}, expected an rbm.Config")
     check_sizes(trials=trials, jobs=jobs)
     if isinstance(seeds, int):
         raise TypeError(f"seeds is {seeds}, expected several numbers; use seeds=({seeds},)")

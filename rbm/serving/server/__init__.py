@@ -47,9 +47,12 @@ def make_app(
     Raises:
         FileNotFoundError, ValueError: no finished run, no student of ``method`` in it, a student that does not work, or
             no thread.
+        TypeError: ``limits`` is something else than :class:`Limits`.
         ModuleNotFoundError: Starlette is not installed.
     """
     check_sizes(threads=threads)
+    if not isinstance(limits, Limits | None):
+        raise TypeError(f"limits is {limits!r}, expected Limits(...) of rbm.serving.server, or None")
     optional("starlette", "serve", "rbm serve")
     from rbm.serving.server.app import build
 

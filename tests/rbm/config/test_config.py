@@ -6,8 +6,9 @@ from importlib import resources
 import pytest
 import yaml
 
-from rbm.config import PRESETS, Config, TINEDPlusConfig, parse_assignments
+from rbm.config import PRESETS, Config, RbMConfig, TINEDPlusConfig, parse_assignments
 from rbm.config.presets import preset_config
+from rbm.config.section import settings_of
 from rbm.datasets import DATASETS
 
 
@@ -49,6 +50,30 @@ def test_every_released_configuration_loads(preset, dataset, setting, teacher):
     assert config.rbm.commitment_weight == float(student["commitment_weight"])
     ours = OUR_EXPERTS.get((dataset, setting)) if preset == "clean" else None
     assert config.rbm.num_experts == (ours or student["num_experts"])
+
+
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [("photo", "amazon-photo"), ("Coauthor CS", "academic-cs"), ("CORA", "cora"), ("ogbn_arxiv", "ogbn-arxiv")],
+)
+def test_a_preset_knows_every_name_of_a_dataset(other, name):
+    """As ``load_dataset`` does: the default hyperparameters would be used otherwise, without a message."""
+    assert preset_config("clean", other) == preset_config("clean", name)
+    assert preset_config("paper", other).dataset == name
+    assert preset_config("clean", " Digits").dataset == "digits"
+
+
+def test_settings_of_a_section_in_words():
+    found = {name: (values, default) for name, values, default in settings_of(RbMConfig)}
+    assert found["lr"] == ("a positive number", 0.01)
+    assert found["top_k"] == ("a whole number", 3)
+    assert found["dropout"] == ("a number, at least 0 and below 1", 0.3)
+    assert found["memory_init"] == ("one of kmeans, classes, teacher", "kmeans")
+    assert found["start_as_mlp"] == ("true or false", True)
+    of_run = {name: (values, default) for name, values, default in settings_of(Config)}
+    assert of_run["root"] == ("text", "")
+    assert of_run["rbm"] == ("a section, RbMConfig", "")
+    assert of_run.keys() == Config().__dict__.keys()
 
 
 def test_preset_without_released_hyperparameters():

@@ -354,3 +354,10 @@ def test_bad_data_writes_nothing(small_graph, quick, tmp_path):
 def test_summary_is_json(small_graph, quick, tmp_path):
     result = rbm.distill(small_graph, config=quick, folder=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary
+
+
+@pytest.mark.parametrize("asked", ["resume", "overwrite", "plots"])
+def test_what_needs_a_run_folder_is_refused_without_one(small_graph, asked):
+    """Regression test: resume trained everything anew, and plots wrote none, without a message."""
+    with pytest.raises(ValueError, match=f"{asked} is True but folder is None; give the run a folder"):
+        rbm.distill(small_graph, **{asked: True})
