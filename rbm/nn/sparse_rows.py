@@ -17,7 +17,7 @@ import rbm_kernels
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.half_rows import HalfPrecisionRows, index_error
 from rbm.utils.precision import full_precision
-from rbm.utils.transforms import is_transformed
+from rbm.utils.transforms import is_eager_on_cpu, is_transformed
 from rbm_kernels.checks import accumulation_dtype, check_temperature
 from rbm_kernels.ops.cosine_topk.reference import EPS, LONG, unit
 from rbm_kernels.ops.expert_matmul.reference import dense_gates
@@ -335,8 +335,7 @@ def _shrunk(rows: SparseRows) -> tuple[SparseRows, Tensor]:
     longest, factor = LONG[rows.dtype]
     squared = rows.squared_norms()
     is_long = ~(squared < longest**2)
-    is_traced = torch.compiler.is_compiling() or is_transformed()
-    if rows.device.type == "cpu" and not is_traced and not is_long.any():
+    if is_eager_on_cpu(squared) and not is_long.any():
         return rows, squared
     factors = torch.where(is_long, factor, squared.new_ones(()))
     dense = None if rows.dense is None else rows.dense * factors[:, None]
