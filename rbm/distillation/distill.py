@@ -159,9 +159,9 @@ def distill(
     if keep is not None and keep not in methods:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
     folder = None if folder is None else as_path("folder", folder)
-    check_has_folder(folder, resume=resume, overwrite=overwrite, plots=plots)
+    check_has_folder(folder, resume=resume, overwrite=overwrite, plots=plots, tensorboard=tensorboard)
     if tensorboard:
-        check_tensorboard(folder)
+        check_tensorboard()
     _check_graph(data, config, warn=folder is not None or console is not None)  # once, not per trial of a search
     for place, own in enumerate(encodings):
         own_encoding(own, place, data.num_nodes)  # checked before the teacher is trained

@@ -17,15 +17,8 @@ from rbm.training.run_folder import RunFolder, read_metrics
 _FLUSH_SECONDS = 5
 
 
-def check_tensorboard(folder: Path | str | None) -> None:
-    """Check that events can be written.
-
-    Raises:
-        ModuleNotFoundError: tensorboard is not installed.
-        ValueError: there is no run folder.
-    """
-    if folder is None:
-        raise ValueError("tensorboard is True but folder is None; give the run a folder, its events stand in there")
+def check_tensorboard() -> None:
+    """Raise ModuleNotFoundError if tensorboard is not installed."""
     try:
         import tensorboard  # noqa: F401
     except ModuleNotFoundError as error:
