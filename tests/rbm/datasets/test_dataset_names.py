@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import rbm.datasets
-from rbm.datasets import DATASETS, DatasetInfo, find_dataset, load_dataset
+from rbm.datasets import DATASETS, DatasetInfo, dataset_name, find_dataset, load_dataset
 from rbm.datasets.registry import is_path, short_name
 
 CONFIGS = Path(rbm.datasets.__file__).parents[1] / "config" / "configs" / "paper"
@@ -71,3 +71,23 @@ def test_every_dataset_has_hyperparameters_that_are_numbers():
         assert found[("transductive", "sage", "rbm", "student", "top_k")] in (2, 3)
         for path, value in found.items():
             assert isinstance(value, str) == (path[-1] == "norm"), (name, path, value)
+
+
+def test_what_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "cora").mkdir()
+    paths = ("mine", "./cora", "a/b", "a\\b", "graph.pt", "graph.pth", "graph.npz", Path("cora"))
+    assert [name for name in paths if not is_path(name)] == []
+    assert [name for name in ("cora", "Photo", "ogbn_arxiv", "yours", "", " ", 3) if is_path(name)] == []
+
+
+def test_name_of_a_dataset():
+    assert dataset_name("Coauthor_CS") == "academic-cs"
+    assert dataset_name("./my graphs/a.npz") == "./my graphs/a.npz"
+    assert dataset_name(Path("a") / "b") == "a/b"
+    assert dataset_name(Path("Cora")) == "./Cora", "a folder is not the known graph"
+    with pytest.raises(ValueError, match=r"dataset: got 'coora', expected one of digits, .*, or a file or folder"):
+        dataset_name("coora")
+    with pytest.raises(ValueError, match="dataset: got '', expected one of"):
+        dataset_name("")

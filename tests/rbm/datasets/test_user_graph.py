@@ -10,8 +10,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 import rbm
-from rbm.datasets import dataset_name, load_dataset, load_graph, unseen_fraction, validate_data
-from rbm.datasets.registry import is_path
+from rbm.datasets import load_dataset, load_graph, unseen_fraction, validate_data
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.user_graph import _mask
 
@@ -315,26 +314,6 @@ def test_load_dataset_normalizes_a_path_when_asked(tmp_path, sparse_features):
 def test_options_of_other_graphs_are_refused(tmp_path, option):
     with pytest.raises(ValueError, match=f"{option}: got True, expected False for .*graph.npz"):
         load_dataset(save_npz(tmp_path, arrays()), **{option: True})
-
-
-def test_what_is_a_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "cora").mkdir()
-    paths = ("mine", "./cora", "a/b", "a\\b", "graph.pt", "graph.pth", "graph.npz", Path("cora"))
-    assert [name for name in paths if not is_path(name)] == []
-    assert [name for name in ("cora", "Photo", "ogbn_arxiv", "yours", "", " ", 3) if is_path(name)] == []
-
-
-def test_name_of_a_dataset():
-    assert dataset_name("Coauthor_CS") == "academic-cs"
-    assert dataset_name("./my graphs/a.npz") == "./my graphs/a.npz"
-    assert dataset_name(Path("a") / "b") == "a/b"
-    assert dataset_name(Path("Cora")) == "./Cora", "a folder is not the known graph"
-    with pytest.raises(ValueError, match=r"dataset: got 'coora', expected one of digits, .*, or a file or folder"):
-        dataset_name("coora")
-    with pytest.raises(ValueError, match="dataset: got '', expected one of"):
-        dataset_name("")
 
 
 def test_a_fifth_of_the_test_nodes_of_a_path_is_unseen():

@@ -1,6 +1,6 @@
 import pytest
 
-from rbm.nn import folded_weights, scaled_experts
+from rbm.nn import folded_weights, packed_student, scaled_experts
 
 
 @pytest.fixture
@@ -19,4 +19,18 @@ def _counted(module, monkeypatch):
     made = []
     fold = module.fold
     monkeypatch.setattr(module, "fold", lambda *arguments: made.append(None) or fold(*arguments))
+    return made
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The rows of each call of the operator."""
+    made = []
+
+    def counted(x, *arguments):
+        made.append(len(x))
+        return operator(x, *arguments)
+
+    operator = packed_student.packed_network
+    monkeypatch.setattr(packed_student, "packed_network", counted)
     return made

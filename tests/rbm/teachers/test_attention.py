@@ -186,14 +186,20 @@ def test_drgat_draws_its_first_state_in_training(graph):
     assert float(gate.eval()(x, x, None)[0].detach().atanh().max()) == pytest.approx(1.0)
 
 
-def test_drgat_drops_hidden_channels_and_edges_of_each_convolution(graph):
+def dropping(kind, graph):
+    """A teacher in training, the edges, and its output; its random draws are about to be repeated."""
     x, edge_index = graph
-    teacher = DRGAT(7, 4, 3, 4, 0.4, "layer", input_dropout=0.2, edge_dropout=0.3).double()
+    teacher = kind(7, 4, 3, 4, 0.4, "layer", input_dropout=0.2, edge_dropout=0.3).double()
     edges = teacher.adjacency(edge_index, NODES, torch.float64)
     torch.manual_seed(5)
     found = teacher(x, edges)
-
     torch.manual_seed(5)
+    return teacher, edges, found
+
+
+def test_drgat_drops_hidden_channels_and_edges_of_each_convolution(graph):
+    x, _ = graph
+    teacher, edges, found = dropping(DRGAT, graph)
     initial = h = teacher.first(dropout(x, 0.2), edges.without(0.3, draw_seed()))
     state = None
     for norm, conv in zip(teacher.norms, teacher.convs, strict=True):
@@ -204,13 +210,8 @@ def test_drgat_drops_hidden_channels_and_edges_of_each_convolution(graph):
 
 
 def test_revgat_has_one_mask_for_all_layers_and_draws_the_edges_of_each(graph):
-    x, edge_index = graph
-    teacher = RevGAT(7, 4, 3, 4, 0.4, "layer", input_dropout=0.2, edge_dropout=0.3).double()
-    edges = teacher.adjacency(edge_index, NODES, torch.float64)
-    torch.manual_seed(5)
-    found = teacher(x, edges)
-
-    torch.manual_seed(5)
+    x, _ = graph
+    teacher, edges, found = dropping(RevGAT, graph)
     h = teacher.first(dropout(x, 0.2), edges.without(0.3, draw_seed()))
     masks = dropout(torch.ones_like(h), 0.4).chunk(2, dim=1)
     assert torch.cat(masks).unique().tolist() == pytest.approx([0.0, 1 / 0.6], rel=1e-4)
