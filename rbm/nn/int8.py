@@ -13,10 +13,12 @@ from rbm.nn.folded_weights import fold
 from rbm.nn.memory_router import Routing
 from rbm.nn.moe import MoELayer
 from rbm.nn.rbm_layer import FusedRbMLayer
-from rbm.nn.sparse_rows import Features, SparseRows, as_rows
+from rbm.nn.sparse_rows import Features, Linear, SparseRows, as_rows
 from rbm_kernels import NetworkLayer, cosine_topk, quantize_experts, routed_matmul_int8
 
 KINDS = ("int8",)
+# A subclass with a forward of its own computes something else.
+_FORWARDS = (FusedRbMLayer.forward, Linear.forward, nn.Linear.forward)
 _DENSE_NUMBERS = 2**22  # size of the chunks in which sparse rows are made dense: 16 MiB
 
 
@@ -159,9 +161,10 @@ def _replace(module: nn.Module) -> int:
     """Replace the layers of a module by quantised ones, and return their number."""
     count = 0
     for name, child in module._modules.items():
-        if isinstance(child, FusedRbMLayer | nn.Linear):
+        if getattr(type(child), "forward", None) in _FORWARDS:
             module._modules[name] = Int8Layer.of(child)
             count += 1
-        elif child is not None and not isinstance(child, MoELayer):
+        # nn.MultiheadAttention reads the weight of its linear layer instead of calling it.
+        elif child is not None and not isinstance(child, MoELayer | nn.MultiheadAttention):
             count += _replace(child)
     return count

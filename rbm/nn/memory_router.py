@@ -309,12 +309,13 @@ class MemoryRouter(nn.Module):
         wide = torch.float64 if self._dtype == torch.float64 else torch.float32
         if self.memory.dtype != wide:  # assign=True, from a state_dict in another precision
             self.memory = self.memory.to(wide)
-        # The recorded statistics belong to the memory that has just been replaced. Clear them in place if possible: a
-        # new tensor made under torch.inference_mode() could not be written to in training.
+        # The recorded statistics belong to a memory that has been replaced; strict=False may leave it as it is. Clear
+        # them in place if possible: a new tensor made under torch.inference_mode() could not be written to in training.
         writable = torch.is_inference_mode_enabled() or not self.pending_sum.is_inference()
         if writable and (self.pending_sum.device, self.pending_sum.dtype) == (self.memory.device, self.memory.dtype):
-            self.pending_sum.zero_()
-            self.pending_total.zero_()
+            if f"{prefix}memory" in state_dict:
+                self.pending_sum.zero_()
+                self.pending_total.zero_()
         else:
             self.pending_sum = torch.zeros_like(self.memory)
             self.pending_total = torch.zeros_like(self.memory[:, 0])

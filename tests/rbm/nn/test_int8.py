@@ -123,6 +123,28 @@ def test_what_cannot_be_quantised():
         quantized(broken)
 
 
+class Doubled(torch.nn.Linear):
+    """A linear layer with a forward of its own."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("other", [Doubled(8, 8), torch.nn.MultiheadAttention(8, 2)], ids=lambda other: type(other))
+def test_linear_layers_that_are_not_called_as_such_stay_float32(other):
+    class Student(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.other = torch.nn.Linear(4, 8), other
+
+        def forward(self, x):
+            h = self.first(x)
+            return self.other(h, h, h)[0] if isinstance(other, torch.nn.MultiheadAttention) else self.other(h)
+
+    student, x = Student().eval(), torch.randn(6, 4)
+    torch.testing.assert_close(quantized(student)(x), student(x), rtol=0.05, atol=0.05)
+
+
 def test_it_is_saved_nowhere(student, tmp_path):
     pytest.importorskip("huggingface_hub")
     with pytest.raises(TypeError, match="was made from modules, or quantised"):

@@ -188,6 +188,16 @@ def test_loading_forgets_what_was_recorded():
     assert torch.equal(layer.memory, saved["memory"])
 
 
+def test_loading_parameters_alone_keeps_what_was_recorded():
+    layer = make()
+    alone = {name: value for name, value in make().state_dict().items() if name != "memory"}
+    layer(torch.randn(9, 6, dtype=torch.float64))
+    recorded = copy.deepcopy(layer)
+    layer.load_state_dict(alone, strict=False)
+    assert torch.equal(layer.eval().memory, recorded.eval().memory)
+    assert torch.equal(layer.weight, alone["weight"])
+
+
 def test_reset_parameters_forgets_what_was_recorded_and_counted():
     layer = FusedRbMLayer(6, 4, 5, 2)
     rbm.track_usage(layer)
