@@ -7,8 +7,6 @@ nodes like the epoch of other methods. The targets are the true classes of the l
 operators (:class:`rbm.nn.trees.TreesStudent`) and does not need scikit-learn. Settings are ours.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -103,9 +101,6 @@ class TreesTrainer(Trainer):
         # The trees are grown again: scikit-learn has no file format for its own state that can be read safely.
         self._grow(epoch)
 
-    def state(self) -> dict[str, Any]:
-        return {"rounds": self.rounds}
-
     def _logits(self) -> Tensor:
         return self.model.baseline + self.scores @ self.model.share
 
@@ -142,7 +137,6 @@ def train_trees(task: DistillationTask) -> TrainedStudent:
     config = task.config.trees
     encodings = task.encode(task.config.encoding)
     seed = task.config.seed
-    task.seed()
     trainer = TreesTrainer(task.split, task.teacher_outputs, config, encodings, classes=task.classes, seed=seed)
     # The phase is not called "trees": the file of that name stores only the rounds that are kept.
     result = task.fit("trees-rounds", trainer, config)
@@ -158,5 +152,4 @@ def _nodes_of(student: TreesStudent, rounds: int) -> int:
     if len(later) and int(later[0]) > 0:
         return int(later[0])
     last = int(student.roots[trees - 1])
-    reached = torch.cat([student.left[last:], student.right[last:]])
-    return max(int(reached.max()) + 1, last + 1)
+    return int(torch.cat([student.left[last:], student.right[last:]]).max()) + 1

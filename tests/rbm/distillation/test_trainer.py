@@ -12,6 +12,7 @@ from rbm.distillation import trainer as trainers
 from rbm.distillation.soft_targets import SoftTargets, weigh_pairs
 from rbm.distillation.trainer import StudentTrainer
 from rbm.nn import losses
+from rbm.nn.dropout import dropout
 from rbm.nn.students import MLPStudent
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits
 
@@ -37,11 +38,15 @@ def trainer(small_graph, monkeypatch):
     return make
 
 
-def expected_loss(ours: StudentTrainer, x: torch.Tensor, mean: str = "nodes") -> torch.Tensor:
+def softened(logits: torch.Tensor, mode: str) -> torch.Tensor:
+    return (logits / T).softmax(-1) if mode == "softmax" else logits.softmax(-1) ** (1 / T)
+
+
+def expected_loss(ours: StudentTrainer, x: torch.Tensor, mean: str = "nodes", mode: str = "softmax") -> torch.Tensor:
     """The loss of rows ``x`` of all observed nodes."""
     observed, teacher = ours.split.observed, ours.teacher_outputs.soft_labels
     logits, trust = ours.model(x), 1 - torch.linspace(0, 1, len(teacher)) ** 2
-    p, q = (teacher / T).softmax(-1), (logits / T).softmax(-1)
+    p, q = softened(teacher, mode), softened(logits, mode)
     divergence = lambda u, v: (p[u] * (p[u] / q[v]).log()).sum()  # noqa: E731
     sources = [[] for _ in teacher]
     for u, v in observed.edge_index.T.tolist():
@@ -82,10 +87,32 @@ def test_an_epoch_steps_on_the_papers_loss(trainer, setting, batch_size, forward
     assert_steps_on(ours, expected_loss(ours, ours.split.observed.x, mean))
 
 
+@pytest.mark.parametrize("forward", ["node", "pair"])
+def test_log_probabilities_are_softened_as_the_settings_ask(trainer, forward):
+    ours = trainer(forward=forward, temperature_mode="scaled_log_probs")
+    assert_steps_on(ours, expected_loss(ours, ours.split.observed.x, mode="scaled_log_probs"))
+
+
+def test_a_step_per_batch_has_the_gradient_of_that_batch_alone(trainer):
+    ours, seen = trainer(batch_size=7, step_per_batch=True), []
+    expected = torch.autograd.grad(expected_loss(ours, ours.split.observed.x), list(ours.model.parameters()))
+    ours.optimizer_step = lambda: seen.append([parameter.grad.clone() for parameter in ours.model.parameters()])
+    ours.train_epoch(0)
+    assert len(seen) == 9
+    for *parts, whole in zip(*seen, expected, strict=True):  # each batch has the weight of the whole loss
+        torch.testing.assert_close(sum(parts) / 9, whole, rtol=1e-4, atol=1e-6)
+
+
 def test_targets_follow_the_reliability_when_it_is_learned(trainer, monkeypatch):
     ours = trainer()
+
+    def learn(agree):
+        answers = ours.model(ours.split.observed.x).argmax(-1)
+        assert torch.equal(agree, answers == ours.teacher_outputs.soft_labels.argmax(-1))
+        ours.reliability.power = 0.5
+
     monkeypatch.setattr(ours.reliability, "is_due", lambda epoch: epoch == 1)
-    monkeypatch.setattr(ours.reliability, "learn", lambda agree: setattr(ours.reliability, "power", 0.5))
+    monkeypatch.setattr(ours.reliability, "learn", learn)
     masses = []
     for epoch in range(4):
         ours.train_epoch(epoch)
@@ -97,6 +124,9 @@ def test_targets_follow_the_reliability_when_it_is_learned(trainer, monkeypatch)
     torch.testing.assert_close(masses[2], SoftTargets.of(pairs, ours.graph, ours.teacher_logs).mass)
     assert torch.equal(masses[2], masses[3])
     assert not torch.allclose(masses[1], masses[2])
+    other = trainer()
+    other.restore(ours.state())
+    assert other.reliability.power == 0.5
 
 
 def test_neighbors_are_drawn_anew_in_each_epoch(trainer):
@@ -117,11 +147,16 @@ def test_logits_of_all_nodes_are_in_the_order_of_the_graph(trainer, setting):
         torch.testing.assert_close(ours.all_logits(), ours.model.eval()(ours.split.graph.x))
 
 
-def test_weights_of_further_losses(trainer, monkeypatch):
-    """The perturbation is given here; auxiliary losses of both passes count, the similarity once."""
-    asked = []
+@pytest.mark.parametrize("moves", [False, True])
+def test_weights_of_further_losses(trainer, monkeypatch, moves):
+    """The perturbation is given here; auxiliary losses of both passes count, the similarity once. The memory moves in
+    the first pass, and in the second one if the settings ask for it.
+    """
+    asked, frozen = [], []
     monkeypatch.setattr(trainers, "pgd_perturb", lambda x, _, **how: asked.append(how) or x + 1)
-    ours = trainer(adversarial_weight=0.6, adversarial_eps=0.2, adversarial_steps=3, similarity_weight=0.4)
+    options = {"adversarial_weight": 0.6, "adversarial_eps": 0.2, "adversarial_steps": 3}
+    ours = trainer(**options, update_memory_on_adversarial=moves, similarity_weight=0.4)
+    ours.freeze_memory = frozen.append
     ours.auxiliary_loss = lambda trace, share: trace.last.square().mean()
     x, nodes = ours.split.observed.x, ours.train_nodes
     expected = 0.0
@@ -132,6 +167,29 @@ def test_weights_of_further_losses(trainer, monkeypatch):
     similarity = losses.similarity_loss(hidden, ours.teacher_outputs.hidden[nodes])
     assert_steps_on(ours, expected + 0.4 * similarity)
     assert asked == [{"eps": 0.2, "steps": 3}]
+    assert frozen == [not moves, False]
+
+
+def test_an_auxiliary_loss_is_a_mean_over_all_batches(trainer):
+    ours = trainer(batch_size=7)
+    ours.auxiliary_loss = lambda trace, share: trace.last.square().mean()
+    x = ours.split.observed.x
+    auxiliary = ours.model(x, return_trace=True)[1].last.square().mean()
+    assert_steps_on(ours, expected_loss(ours, x) + auxiliary)
+
+
+def test_projected_rows_have_the_students_dropout_in_training_alone(trainer):
+    ours = trainer(similarity_weight=0.4)
+    ours.network = replace(ours.network, dropout=0.5)
+    hidden, nodes = torch.randn(7, 8), torch.arange(3, 10)
+    projected = ours.projection(hidden).relu()
+    for training in (True, False):
+        ours.model.train(training)
+        torch.manual_seed(3)
+        found = ours.similarity_loss(hidden, nodes)
+        torch.manual_seed(3)
+        expected = losses.similarity_loss(dropout(projected, 0.5, training), ours.teacher_outputs.hidden[nodes])
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("forward", ["node", "pair"])
@@ -176,5 +234,9 @@ def test_the_noise_is_that_of_the_settings_and_of_the_seed(small_graph, monkeypa
 
 
 def test_the_optimiser_has_the_settings_of_the_section(trainer):
-    (group,) = trainer().optimizer.param_groups
+    ours = trainer()
+    (group,) = ours.optimizer.param_groups
     assert (group["lr"], group["weight_decay"]) == (0.02, 0.003)
+    network = replace(ours.config.rbm, lr=0.5)
+    other = StudentTrainer(ours.model, ours.split, ours.teacher_outputs, ours.config, network=network)
+    assert other.optimizer.param_groups[0]["lr"] == 0.5

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rbm.config import HGMDConfig
-from rbm.distillation.methods.hgmd import HGMDTrainer, hardness
+from rbm.config import Config, HGMDConfig
+from rbm.distillation.methods.hgmd import HGMDTrainer, hardness, train_hgmd
+from rbm.distillation.task import DistillationTask
 from rbm.nn.students import MLPStudent
+from rbm.utils.progress import Progress
 
 
 @pytest.fixture
@@ -95,6 +97,22 @@ def test_the_first_epoch_mixes_along_all_edges_with_the_hard_labels_beside(
     assert loss == pytest.approx((0.3 * hard + 0.7 * soft).item(), rel=1e-5)
 
 
+def test_pairs_are_drawn_by_their_probabilities_in_later_epochs(trainer, monkeypatch):
+    ours, seen = trainer(), []
+    chances = torch.rand(len(ours.graph))
+    chances[:2] = torch.tensor([0.0, 1.0])
+    monkeypatch.setattr(ours, "probabilities", lambda epoch: chances)
+    monkeypatch.setattr(ours, "aggregate", lambda *given: seen.append(given) or HGMDTrainer.aggregate(ours, *given))
+    counts = torch.zeros_like(chances)
+    for epoch in range(1, 201):
+        ours.epoch_loss(epoch)
+        drawn, probability, _ = seen.pop()
+        assert torch.equal(probability, chances[drawn])
+        counts[drawn] += 1
+    torch.testing.assert_close(counts / 200, chances, atol=0.2, rtol=0)
+    assert (counts[0], counts[1]) == (0, 200)
+
+
 @pytest.mark.parametrize("scheme", ["mixup", "weight"])
 def test_without_drawn_pairs_each_node_learns_from_itself(split, trainer, teacher_outputs, scheme):
     split.observed.edge_index = split.observed.edge_index[:, :0]
@@ -119,3 +137,13 @@ def test_its_state_is_the_students_last_answers(trainer):
     other.restore(ours.state())
     assert torch.equal(other.probabilities(1), ours.probabilities(1))
     assert (other.probabilities(1) < 1).any()
+
+
+def test_it_reads_its_own_section(split, teacher_outputs, monkeypatch):
+    config, phases = Config().updated({"hgmd": {"hidden_channels": 8, "dropout": 0.2}}), []
+    task = DistillationTask(split, teacher_outputs, config, 4, lambda section: None, None, Progress(None))
+    monkeypatch.setattr(task, "fit", lambda *given: phases.append(given) or {})
+    student = train_hgmd(task).student
+    assert (student.layers[0].out_features, student.dropout) == (8, 0.2)
+    ((phase, trainer, network),) = phases
+    assert (phase, trainer.config, network) == ("hgmd", config.hgmd, config.hgmd)

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from rbm.config import CoHOpConfig
+from rbm.config import CoHOpConfig, Config
 from rbm.datasets.encodings import label_propagation
+from rbm.datasets.encodings.grown import GrownGraph
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods import cohop
-from rbm.distillation.methods.cohop import histogram_encodings, label_histograms
+from rbm.distillation.methods.cohop import histogram_encodings, histograms_on, label_histograms
 
 
 def plain_histograms(edge_index, labels, nodes, classes, radius, hops) -> torch.Tensor:
@@ -55,6 +56,10 @@ def test_large_graphs_take_powers_of_the_random_walk(directed_graph, monkeypatch
     arguments = (graph.edge_index, graph.y, graph.train_mask, 4)
     exact, walks = (label_histograms(*arguments, CoHOpConfig(histogram=name)) for name in ("exact", "propagation"))
     torch.testing.assert_close(walks, label_propagation(*arguments, decay=0.4, hops=9))
+    for hops, expected in ((3, 2), (2, 1), (1, 1)):
+        short = CoHOpConfig(histogram="propagation", smoothing_radius=0.7, hops=hops)
+        found = label_histograms(*arguments, short)
+        torch.testing.assert_close(found, label_propagation(*arguments, decay=0.7, hops=expected))
     assert not torch.allclose(exact, walks, atol=1e-2)
     for limit, expected in ((10 * 40, exact), (10 * 40 - 1, walks)):  # training nodes x nodes
         monkeypatch.setattr(cohop, "_EXACT_ENTRIES", limit)
@@ -74,3 +79,23 @@ def test_unseen_nodes_see_the_full_graph_and_the_observed_training_labels(direct
     torch.testing.assert_close(full[split.unseen_nodes], everyone[split.unseen_nodes])
     assert full[split.unseen_nodes].sum() > 1
     assert not torch.allclose(everyone[nodes], alone), "unseen nodes open further ways, which training did not have"
+
+
+def test_observed_and_unseen_nodes_have_histograms_of_one_kind(directed_graph, monkeypatch):
+    """The table of distances is smaller for the observed nodes than for all nodes."""
+    split = split_graph(directed_graph, "inductive", unseen_fraction=0.4)
+    labelled = int(split.observed.train_mask.sum())
+    monkeypatch.setattr(cohop, "_EXACT_ENTRIES", labelled * split.observed.num_nodes)
+    found, expected = (histogram_encodings(split, 4, CoHOpConfig(histogram=name)) for name in ("auto", "propagation"))
+    assert torch.equal(found.observed, expected.observed)
+    assert torch.equal(found.full, expected.full)
+
+
+def test_a_grown_graph_has_histograms_of_the_kind_of_training(directed_graph, monkeypatch):
+    """The table of distances of the grown graph is larger than that of the graph of the training."""
+    smaller = directed_graph.subgraph(torch.arange(35))
+    directed_graph.train_mask[35:] = False
+    split = split_graph(directed_graph)
+    monkeypatch.setattr(cohop, "_EXACT_ENTRIES", int(smaller.train_mask.sum()) * 35)
+    grown = GrownGraph(Config(), split_graph(smaller), split, torch.arange(35), 4, torch.empty(35, 4))
+    assert torch.equal(histograms_on(grown), histogram_encodings(split, 4, CoHOpConfig(histogram="exact")).full)

@@ -160,6 +160,7 @@ def test_latency_has_a_row_for_new_nodes(tmp_path):
     short = {"max_epochs": 1, "min_epochs": 0}
     config = Config().updated({"teacher": short, "sign": {**short, "hops": 1}})
     rbm.distill(data, config=config, methods=["sign"], folder=tmp_path, labels_alone=False, measure_latency=False)
+    assert load_encodings(tmp_path).shape == data.x.shape, "as many hops as asked for"
     found = measure_run(tmp_path, batch_sizes=(2,), repeats=2)
     assert [row["title"] for row in found["rows"]] == ["SIGN", "SIGN, new nodes", "Teacher, with neighbourhood"]
 

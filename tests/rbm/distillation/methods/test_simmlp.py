@@ -95,6 +95,7 @@ def test_no_gradient_flows_into_what_is_seen():
 def test_the_alignment_trains_all_but_the_head_as_the_settings_ask(split):
     ours = trainer_of(split, lr=0.02, weight_decay=0.03, predictor_dropout=0.4, reconstruction_weight=4.0)
     assert (ours.predictor.dropout, {type(norm) for norm in ours.predictor.norms}) == (0.4, {nn.LayerNorm})
+    assert isinstance(ours.optimizer, torch.optim.AdamW)
     parts = ours.model, ours.aggregator, ours.predictor, ours.decoder
     before = copy.deepcopy([part.state_dict() for part in parts])
     ours.train_epoch(0)
@@ -105,6 +106,14 @@ def test_the_alignment_trains_all_but_the_head_as_the_settings_ask(split):
     plain = trainer_of(split, predictor_layers=1, reconstruction_weight=0.0)
     assert (type(plain.predictor), plain.decoder) == (nn.Linear, None)
     plain.train_epoch(0)
+
+
+def test_graph_view_and_predictor_have_the_layers_of_the_settings(split):
+    ours = trainer_of(split, propagation_layers=3, predictor_layers=4, predictor_channels=5, norm="batch")
+    assert len(ours.aggregator.norms) == 3
+    assert all(isinstance(norm, nn.BatchNorm1d) for norm in [*ours.aggregator.norms, *ours.predictor.norms])
+    sizes = [(layer.in_features, layer.out_features) for layer in ours.predictor.layers]
+    assert sizes == [(8, 5), (5, 5), (5, 5), (5, 8)]
 
 
 def test_dropout_follows_every_activation_in_training_alone():
@@ -172,6 +181,7 @@ def test_no_label_moves_the_alignment_and_the_head_moves_nothing_else(split):
     encoder = copy.deepcopy(ours.model.encoder.state_dict())
     ours.model.train().encoder.dropout = 0.5  # the rows of the head are those without dropout
     head = HeadTrainer(ours.model, ours.split, SimMLPConfig(head_lr=0.1, weight_decay=0.3, head_weight_decay=0.02))
+    assert isinstance(head.optimizer, torch.optim.AdamW)
     assert [(group["lr"], group["weight_decay"]) for group in head.optimizer.param_groups] == [(0.1, 0.02)]
     x, y, nodes = ours.split.observed.x, ours.split.observed.y, ours.split.observed.train_mask
     ours.model.eval()

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F
 
 import rbm
-from rbm.config import TINEDConfig, TINEDPlusConfig
+from rbm.config import Config, TINEDConfig, TINEDPlusConfig
+from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods import tined
 from rbm.distillation.methods.tined import (
@@ -20,10 +21,12 @@ from rbm.distillation.methods.tined import (
     feature_transformations,
     teacher_operations,
 )
+from rbm.distillation.task import DistillationTask
 from rbm.nn.sparse_rows import SparseRows
 from rbm.nn.tined import TINEDStudent
 from rbm.teachers import GAT, build_teacher, edges_for
 from rbm.teachers.outputs import outputs_from_logits, outputs_from_module
+from rbm.utils.progress import Progress
 
 TEACHERS = ("sage", "gcn", "appnp", "mlp")
 
@@ -130,6 +133,8 @@ def test_the_sum_over_edges_and_its_gradient(directed_graph):
     found = EdgeSum(directed_graph.edge_index, 40)(rows)
     torch.testing.assert_close(found, plain)
     torch.testing.assert_close(torch.autograd.grad(found, rows)[0], torch.autograd.grad(plain, rows)[0])
+    for _ in range(20):
+        assert EdgeSum(directed_graph.edge_index, 40)(torch.randn(6).expand(40, -1)) >= 0, "rounding is no energy"
 
 
 @pytest.mark.parametrize("log", [True, False])
@@ -259,15 +264,14 @@ def test_the_ends_of_drawn_edges_suffice(split, taught, log):
     torch.testing.assert_close(found[0][0], energy_loss(energies, ours.targets, log=log))
 
 
-def test_propagations_start_as_the_settings_ask(taught):
-    _, outputs = taught
-    seen, sizes = [], []
+def test_propagations_start_as_the_settings_ask(split):
+    outputs, seen, sizes = outputs_from_module(teacher_of("sage", 3, num_layers=3), split, 4), [], []
     student = SimpleNamespace(inject=lambda weights, *, identity: seen.append(identity))
     task = SimpleNamespace(teacher_outputs=outputs, new_student=lambda *_, **given: sizes.append(given) or student)
     for start in ("identity", "random"):
         tined.injected_student(task, TINEDConfig(propagation_init=start), None)
     assert seen == [True, False]
-    assert sizes[0] == {"hidden_channels": 3, "num_layers": 2, "propagation": "layers", "features": 6}
+    assert sizes[0] == {"hidden_channels": 3, "num_layers": 3, "propagation": "layers", "features": 6}
 
 
 def test_norms_of_batches_take_all_rows(split, taught):
@@ -280,12 +284,14 @@ def test_norms_of_batches_take_all_rows(split, taught):
     assert seen == [split.observed.num_nodes]
 
 
-def test_the_plus_is_nosmogs_loss_on_it(split, taught):
-    teacher, outputs = taught
-    from rbm.datasets.encodings import Encodings
-
+@pytest.fixture
+def encodings(split) -> Encodings:
     rows = torch.randn(split.graph.num_nodes, 2)
-    encodings = Encodings(rows[split.observed_nodes], rows)
+    return Encodings(rows[split.observed_nodes], rows)
+
+
+def test_the_plus_is_nosmogs_loss_on_it(split, taught, encodings):
+    teacher, outputs = taught
     config = TINEDPlusConfig(batch_size=100, similarity_weight=0.5, adversarial_weight=0.0, energy_weight=0.0)
     ours = TINEDPlusTrainer(student_of(teacher, in_channels=8), split, outputs, config, encodings)
     nodes = torch.arange(split.observed.num_nodes)
@@ -297,6 +303,33 @@ def test_the_plus_is_nosmogs_loss_on_it(split, taught):
     expected = ours.soft_loss(logits, nodes) + 0.5 * similarity
     torch.testing.assert_close(ours.batch_loss(nodes, ours.soft_loss), expected)
     assert sum(len(group["params"]) for group in ours.parameter_groups()) == 8 + 2
+
+
+def test_the_plus_compares_its_energies_with_those_of_the_features_alone(split, taught, encodings):
+    """The student's first operation takes features and encodings; the teacher has no encodings."""
+    teacher, outputs = taught
+    config = TINEDPlusConfig(energy_weight=0.7)
+    ours = TINEDPlusTrainer(student_of(teacher, in_channels=8), split, outputs, config, encodings)
+    energies = [
+        tuple(edge_energies(rows, ours.edges).sum() for rows in operation)
+        for operation in ours.model.operations(torch.cat([split.observed.x, encodings.observed], dim=1))
+    ]
+    targets = TINEDTrainer(student_of(teacher), split, outputs, config).targets
+    torch.testing.assert_close(ours.energies(), energy_loss(energies, targets, log=True))
+
+
+def test_each_reads_its_own_section(split, taught, encodings, monkeypatch):
+    changes = {"tined": {"dropout": 0.2}, "tined_plus": {"dropout": 0.3, "encoding": {"embedding_dim": 6}}}
+    config, phases, asked = Config().updated(changes), [], []
+    encode = lambda section: asked.append(section) or encodings  # noqa: E731
+    task = DistillationTask(split, taught[1], config, 4, encode, None, Progress(None))
+    monkeypatch.setattr(task, "fit", lambda *given: phases.append(given) or {})
+    plain, plus = tined.train_tined(task), tined.train_tined_plus(task)
+    assert (plain.student.dropout, plus.student.dropout) == (0.2, 0.3)
+    assert (plain.encodings, plus.encodings) == (None, encodings)
+    assert asked == [config.tined_plus.encoding]
+    found = [(phase, trainer.config, network) for phase, trainer, network in phases]
+    assert found == [(name, getattr(config, name), getattr(config, name)) for name in ("tined", "tined_plus")]
 
 
 @pytest.mark.parametrize("teacher", ["label_propagation", "gat", "logits", "tensor", "module"])

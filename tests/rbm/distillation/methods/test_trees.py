@@ -4,18 +4,22 @@ import numpy as np
 import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier
+from torch.nn.functional import cross_entropy
 
 import rbm
-from rbm.config import TreesConfig
+from rbm.config import Config, TreesConfig
+from rbm.datasets.encodings import Encodings
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods import trees
-from rbm.distillation.methods.trees import TreesTrainer, _nodes_of
+from rbm.distillation.methods.trees import TreesTrainer, _nodes_of, train_trees
+from rbm.distillation.task import DistillationTask
 from rbm.nn.trees import TreesStudent, _rounded_down
 from rbm.teachers.outputs import outputs_from_logits
+from rbm.utils.progress import Progress
 
 
-def trainer_of(graph, classes: int = 3, **options) -> TreesTrainer:
-    split = split_graph(graph)
+def trainer_of(graph, classes: int = 3, *, setting: str = "transductive", **options) -> TreesTrainer:
+    split = split_graph(graph, setting, unseen_fraction=0.4)
     logits = torch.randn(graph.num_nodes, classes, generator=torch.Generator().manual_seed(3))
     config = TreesConfig(**{"max_epochs": 6, "leaves": 4, "depth": 3, "min_samples": 1, **options})
     return TreesTrainer(split, outputs_from_logits(logits, split), config, None, classes=classes, seed=5)
@@ -46,8 +50,48 @@ def test_answers_are_those_of_scikit_learn(small_graph, targets):
     used = sum(len(tree.nodes) for round_of in theirs._predictors for tree in round_of)
     assert kept.nodes == used, "no node of a tree is lost, and none is carried along"
     fewer = ours.model.trimmed(2, _nodes_of(ours.model, 2))
+    assert fewer.nodes == sum(len(tree.nodes) for round_of in theirs._predictors[:2] for tree in round_of)
     expected = torch.from_numpy(plain(small_graph, labels, nodes, 2).decision_function(small_graph.x.numpy())).float()
     torch.testing.assert_close(fewer(small_graph.x), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_the_loss_is_that_of_the_labelled_nodes(small_graph, setting):
+    """Of the rounds so far, in a run whose labelled nodes are anywhere among all nodes."""
+    for name in ("train_mask", "val_mask", "test_mask"):
+        small_graph[name] = small_graph[name].roll(31)
+    ours = trainer_of(small_graph, setting=setting)
+    for epoch in range(2):
+        loss = ours.train_epoch(epoch)
+        nodes = ours.split.observed_nodes[ours.split.observed.train_mask]
+        logits = ours.model.trimmed(epoch + 1, _nodes_of(ours.model, epoch + 1))(small_graph.x)
+        assert loss == pytest.approx(cross_entropy(logits[nodes], small_graph.y[nodes]).item(), rel=1e-5)
+
+
+def test_a_student_of_the_best_round_and_its_encodings(small_graph, monkeypatch):
+    """scikit-learn grows a few rounds ahead, but none after the last epoch; the student has none after the best one."""
+    monkeypatch.setattr(trees, "_ROUNDS_AT_ONCE", 2)
+    split, codes = split_graph(small_graph), torch.randn(60, 4)
+    config = Config().updated({"seed": 7, "trees": {"max_epochs": 5, "leaves": 4, "depth": 3, "min_samples": 1}})
+    outputs = outputs_from_logits(torch.randn(60, 3), split)
+    asked = {config.encoding: Encodings(codes, codes)}
+    task = DistillationTask(split, outputs, config, 3, asked.get, None, Progress(None))
+
+    def fit(phase, trainer, network):
+        grown = []
+        for epoch in range(network.max_epochs):
+            trainer.train_epoch(epoch)
+            grown.append(trainer.boosting.n_iter_)
+        assert (trainer.boosting.random_state, grown) == (7, [2, 2, 4, 4, 5])
+        return {"best_epoch": 1, "epochs": 5}
+
+    monkeypatch.setattr(task, "fit", fit)
+    found = train_trees(task)
+    assert found.encodings is asked[config.encoding]
+    small_graph.x = torch.cat([small_graph.x, codes], dim=1)
+    soft = torch.where(small_graph.train_mask, small_graph.y, outputs.soft_labels.argmax(-1))
+    expected = plain(small_graph, soft, torch.arange(60), 2).decision_function(small_graph.x.numpy())
+    torch.testing.assert_close(found.student(small_graph.x), torch.from_numpy(expected).float(), atol=1e-5, rtol=1e-5)
 
 
 def test_settings_are_those_of_the_section(small_graph):
@@ -125,9 +169,11 @@ def test_memory_follows_the_nodes_of_the_graph(small_graph, options, leaves):
 def test_a_round_has_the_same_bits_when_it_is_grown_again(small_graph, monkeypatch, at_once):
     monkeypatch.setattr(trees, "_ROUNDS_AT_ONCE", at_once)
     ours, resumed = trainer_of(small_graph), trainer_of(small_graph)
-    for epoch in range(5):
+    for epoch in range(4):
         ours.train_epoch(epoch)
     resumed.resume_at(4)
+    assert torch.equal(ours._logits(), resumed._logits()), "no epoch takes the time of the rounds before it"
+    ours.train_epoch(4)
     resumed.train_epoch(4)
     assert torch.equal(ours._logits(), resumed._logits())
     monkeypatch.setattr(trees, "_ROUNDS_AT_ONCE", 1)

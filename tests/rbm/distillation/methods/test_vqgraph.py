@@ -6,11 +6,20 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rbm.config import TokenizerConfig, VQGraphConfig
+from rbm.config import Config, TokenizerConfig, VQGraphConfig
 from rbm.datasets.splits import split_graph
 from rbm.distillation.methods import vqgraph
-from rbm.distillation.methods.vqgraph import Codebook, EdgeError, Tokenizer, TokenizerTrainer, VQGraphTrainer
+from rbm.distillation.methods.vqgraph import (
+    Codebook,
+    EdgeError,
+    Tokenizer,
+    TokenizerTrainer,
+    VQGraphTrainer,
+    train_vqgraph,
+)
+from rbm.distillation.task import DistillationTask
 from rbm.nn.students import MLPStudent
+from rbm.utils.progress import Progress
 
 SMALL = {"codebook_size": 9, "code_channels": 5, "hidden_channels": 7, "dropout": 0.0}
 
@@ -154,7 +163,9 @@ def test_codes_start_as_rows_of_the_graph(split):
     book.start_from(rows)
     assert sorted(book.codes[:2].tolist()) == sorted(F.normalize(rows[[0, 2]]).tolist()), "a row of zeros is none"
     assert torch.equal(book.codes[2:], before[2:])
-    book.start_from(torch.randn(40, 3))
+    rows = torch.randn(40, 3)
+    book.start_from(rows)
+    assert not torch.equal(book.codes, F.normalize(rows[:5])), "neighbouring rows of a file may be alike"
     torch.testing.assert_close(book.codes.norm(dim=1), torch.ones(5))
     taken = {start: len(tokenizer_of(split, code_start=start).tokens()[0].nearest.unique()) for start in START}
     assert taken["rows"] == SMALL["codebook_size"] > taken["random"], "each code is a row, which takes it"
@@ -209,6 +220,25 @@ def test_an_epoch_has_a_pass_on_codes_before_glnns(split, twin, layers):
     for mine, plain in zip(ours.model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(ours.projection.weight, projection.weight, atol=1e-5, rtol=1e-4)
+
+
+def test_the_phases_have_settings_of_their_own_and_the_tokenizer_a_seed(split, teacher_outputs, monkeypatch):
+    config = Config().updated({"vqgraph": {"hidden_channels": 8, "tokenizer": {**SMALL, "decay": 0.3}}})
+    task = DistillationTask(split, teacher_outputs, config, 4, lambda section: None, None, Progress(None))
+    settings, starts = {}, []
+
+    def fit(phase, trainer, network):
+        settings[phase] = network
+        if phase == "vqgraph-tokenizer":
+            assert trainer.model.codebook.decay == 0.3
+            starts.append(trainer.model.first.lin.weight.clone())
+        return {}
+
+    monkeypatch.setattr(task, "fit", fit)
+    train_vqgraph(task)
+    assert settings == {"vqgraph-tokenizer": config.vqgraph.tokenizer, "vqgraph": config.vqgraph}
+    train_vqgraph(task)  # other random numbers were drawn before
+    assert torch.equal(*starts)
 
 
 def test_without_a_weight_codes_have_no_pass(split, monkeypatch):
