@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rbm.config import Config
 from rbm.experiments.runner import remembered_dataset
-from rbm.experiments.tuning.folder import claimed, finished, open_study, summary, write
+from rbm.experiments.tuning.folder import FAILED, claimed, finished, open_study, summary, write
 from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.session import Session
 from rbm.experiments.tuning.space import default_space
@@ -112,7 +112,7 @@ def run_here(session: Session) -> None:
 
     def submit(pool: Executor, trial: "Trial", before: list[float]) -> None:
         seed = search.seeds[len(before)]
-        future = pool.submit(search.accuracy, trial.params, seed, session.cache, session.device)
+        future = pool.submit(search.attempt, trial.params, seed, session.cache, session.device)
         waiting[future] = (trial, before)
 
     def judge(pool: Executor, trial: "Trial", accuracies: list[float]) -> None:
@@ -135,4 +135,7 @@ def run_here(session: Session) -> None:
                 submit(pool, study.ask(space), [])
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 trial, before = waiting.pop(future)
-                judge(pool, trial, [*before, future.result()])
+                accuracy, reason = future.result()
+                if reason:
+                    trial.set_user_attr(FAILED, reason)
+                judge(pool, trial, [*before, accuracy])
