@@ -247,6 +247,7 @@ def test_a_folder_of_something_else_is_left_alone(start, tmp_path):
     [
         ({}, {"trials": 0}, ValueError, "trials is 0, expected at least 1"),
         ({}, {"jobs": 0}, ValueError, "jobs is 0, expected at least 1"),
+        ({}, {"device": "tpu"}, ValueError, "device is 'tpu', expected cpu, cuda"),
         ({}, {"seeds": ()}, ValueError, "seeds is empty"),
         ({}, {"seeds": 3}, TypeError, r"seeds is 3, expected several numbers; use seeds=\(3,\)"),
         ({}, {"method": "gnn", "space": SPACE}, ValueError, "method is 'gnn', expected one of mlp"),
