@@ -36,7 +36,7 @@ TITLES = ("student", "shape", "rows", "float32", "int8", "int8 / float32", "byte
 
 def arithmetic() -> str:
     """The instruction set with which librbm_cpu multiplies 8-bit numbers on this processor."""
-    with open("/proc/cpuinfo") as file:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
         has_vnni = "avx512_vnni" in file.read()
     return {64: "AVX-512 VNNI" if has_vnni else "AVX2", 32: "AVX2"}.get(vector_bytes(), "plain")
 

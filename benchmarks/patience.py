@@ -45,7 +45,7 @@ def rows_of(path: Path) -> list[dict[str, object]]:
     """One row per phase and patience, from a file ``VERSION_DATASET_SETTING_SEED.jsonl``."""
     version, dataset, setting, seed = path.stem.rsplit("_", 3)
     config, rows = preset_config("clean", dataset, setting), []
-    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for phase in PHASES:
         for patience in PATIENCE:
             result = replay(records, phase, config, patience).result

@@ -109,7 +109,7 @@ def _received(connection: socket.socket) -> bytes:
 
 def processor_seconds(process: int) -> float:
     """CPU time that a process has used so far, in all its threads."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

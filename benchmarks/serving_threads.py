@@ -71,7 +71,7 @@ def measure(student: torch.nn.Module, threads: int, seconds: float) -> dict[str,
 
 def _busy_seconds() -> float:
     """CPU time that all processes of the machine have used so far, on all cores."""
-    user, nice, system, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, *_ = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
     return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 

@@ -48,7 +48,9 @@ def run(
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, check=True, env=environment, cwd=tree, stdout=subprocess.DEVNULL)
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    summary, timings = (json.loads((folder / "run" / f"{name}.json").read_text()) for name in ("summary", "timings"))
+    summary, timings = (
+        json.loads((folder / "run" / f"{name}.json").read_text(encoding="utf-8")) for name in ("summary", "timings")
+    )
     students = [timings[name]["seconds"] for name in ("mlp", "rbm", "labels")]
     return {
         "seconds": round(seconds, 2),

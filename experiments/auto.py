@@ -57,7 +57,7 @@ class Known:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.found = json.loads(path.read_text()) if path.is_file() else {}
+        self.found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     def get(self, what: str, compute: Callable[[], Any]) -> tuple[Any, bool]:
         """The known or newly computed result, and whether it was known."""

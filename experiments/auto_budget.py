@@ -48,7 +48,7 @@ def measure(spec: str) -> dict[str, object]:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, __file__, "--run", spec, folder], check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found = json.loads((Path(folder) / "run" / "summary.json").read_text())["verdict"]["search"]
+        found = json.loads((Path(folder) / "run" / "summary.json").read_text(encoding="utf-8"))["verdict"]["search"]
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     made = made_by(Config(), "rbm")
     return {

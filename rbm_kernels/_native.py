@@ -58,7 +58,7 @@ def build_info() -> dict[str, str | None]:
     """
     path = LIBRARY_DIR / "build_info.json"
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ImportError(f"{path} is missing: {MEND}.") from None
     except ValueError as error:

@@ -122,7 +122,7 @@ def main(out: Path) -> None:
         table += [{**shape, **options, "union": f"{options['union']:.2f}"} for options in counted(experts, num_experts)]
         print(f"{number:2}/{len(shapes)} {shape}: {time.perf_counter() - start:.1f} s", flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with open(out, "w", newline="") as file:
+    with open(out, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)

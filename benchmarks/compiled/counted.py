@@ -201,7 +201,7 @@ def main(
     ]
     made, rows, console = made_by(), [], Console(stderr=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("w", newline="") as file:
+    with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)] + list(made), lineterminator="\n")
         writer.writeheader()
         for architecture in ARCHITECTURES:
@@ -212,7 +212,7 @@ def main(
                 console.print(
                     f"sm_{architecture} {row.kernel} {row.shape} {row.precision}: {row.instructions}", highlight=False
                 )
-    out.with_suffix(".md").write_text(markdown(rows, made))
+    out.with_suffix(".md").write_text(markdown(rows, made), encoding="utf-8")
     console.print(f"{len(rows)} rows written to {out} and {out.with_suffix('.md')}", highlight=False)
 
 

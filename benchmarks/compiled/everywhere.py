@@ -46,7 +46,7 @@ def compiled_cases(
 
 def read_rows(report: Path) -> dict[str, Row]:
     """The rows of a report by hash; none if another version of the code that reads machine code made it."""
-    with report.open(newline="") as file:
+    with report.open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     reader = reader_hash()
     return {

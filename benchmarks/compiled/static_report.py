@@ -244,7 +244,7 @@ def modelled(row: Row, counted: Path = COUNTED) -> Row:
 def _models(counted: Path) -> dict[tuple[str, ...], tuple[str, str]]:
     if not counted.exists():
         return {}
-    with counted.open(newline="") as file:
+    with counted.open(newline="", encoding="utf-8") as file:
         return {
             tuple(line[name] for name in ("kernel", "computes", "shape", "precision", "architecture")): (
                 line["model_bound"],
@@ -341,7 +341,7 @@ def main(
     columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows = []
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("w", newline="") as file, Progress(*columns, console=console) as progress:
+    with out.open("w", newline="", encoding="utf-8") as file, Progress(*columns, console=console) as progress:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)] + list(made), lineterminator="\n")
         writer.writeheader()
 
@@ -362,7 +362,7 @@ def main(
             for row in cuda_rows(_machine_code.read(CUDA_LIBRARY)):
                 if row.architecture in architectures:
                     add(row)
-    out.with_suffix(".md").write_text(markdown(rows, made))
+    out.with_suffix(".md").write_text(markdown(rows, made), encoding="utf-8")
     console.print(f"{len(rows)} rows written to {out} and {out.with_suffix('.md')}", highlight=False)
 
 

@@ -92,7 +92,7 @@ def _go_on_without() -> None:
     for library in LIBRARY.glob("*.so"):
         library.rename(library.with_suffix(".unusable"))
     LIBRARY.mkdir(exist_ok=True)
-    (LIBRARY / "build_info.json").write_text(json.dumps({"build_type": "none"}))
+    (LIBRARY / "build_info.json").write_text(json.dumps({"build_type": "none"}), encoding="utf-8")
 
 
 def _why(ended: Ended) -> str:

@@ -31,13 +31,13 @@ class _Outcomes:
         if report.when != "call" and report.passed:
             return
         line = (self._operator, self._part, report.nodeid, report.outcome, round(report.duration, 3))
-        with self._path.open("a", newline="") as file:
+        with self._path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerow(line)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a file that cannot be imported as one failure."""
         if report.failed:
-            with self._path.open("a", newline="") as file:
+            with self._path.open("a", newline="", encoding="utf-8") as file:
                 line = (self._operator, self._part, report.nodeid, "failed", 0)
                 csv.writer(file, lineterminator="\n").writerow(line)
 
@@ -46,7 +46,7 @@ def read(path: Path, operator: str, part: str) -> list[str]:
     """The outcomes of a part of an operator's tests: the worst outcome of each test."""
     worst: dict[str, str] = {}
     if path.exists():
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):
                 if (line["operator"], line["part"]) == (operator, part) and worst.get(line["test"]) != "failed":
                     worst[line["test"]] = line["outcome"]

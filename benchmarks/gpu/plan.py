@@ -69,7 +69,7 @@ def operators(*, rehearse: bool) -> dict[str, list[Path]]:
     paths = sorted((tests / "gpu").glob("test_*.py"))
     if not rehearse:
         others = (path for path in sorted(tests.rglob("test_*.py")) if path.parent.name not in ("gpu", "benchmarks"))
-        paths += [path for path in others if re.search(r"mark\.gpu\b", path.read_text())]
+        paths += [path for path in others if re.search(r"mark\.gpu\b", path.read_text(encoding="utf-8"))]
     stems = {path.stem.removeprefix("test_") for path in paths}
     found: dict[str, list[Path]] = {}
     for path in paths:

@@ -84,7 +84,7 @@ class Run:
         self.notes: list[str] = []
         self.failed = False
         self._end = time.monotonic() + options.budget
-        self._log = (self.out / "log.txt").open("a")
+        self._log = (self.out / "log.txt").open("a", encoding="utf-8")
         self._scratch = Path(tempfile.mkdtemp(prefix="rbm-gpu-"))
         self._programs: list[Program] = []
         # The workloads that were started in this run, see benchmarks.gpu.workloads.

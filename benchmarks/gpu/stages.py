@@ -82,7 +82,7 @@ def tests(run: Run, step: Step) -> bool:
     end = time.monotonic() + limit
     kept = run.out / "tests.csv"
     if not kept.exists():
-        kept.write_text(",".join(outcomes.COLUMNS) + "\n")
+        kept.write_text(",".join(outcomes.COLUMNS) + "\n", encoding="utf-8")
     at_once = min(len(waiting), max(1, run.jobs))
     workers = max(1, 3 * run.jobs // (2 * at_once))
     running: dict = {}
@@ -283,4 +283,4 @@ def _has(module: str) -> bool:
 
 
 def _lines(path: Path) -> set[str]:
-    return set(path.read_text().splitlines()) if path.exists() else set()
+    return set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()

@@ -28,7 +28,7 @@ class State:
         """All rows, without a last row that was cut off when a process was killed."""
         if not self.path.exists():
             return []
-        whole, end, _ = self.path.read_text().rpartition("\n")
+        whole, end, _ = self.path.read_text(encoding="utf-8").rpartition("\n")
         return list(csv.DictReader(f"{whole}{end}".splitlines()))
 
     def carry(self, earlier: Path) -> tuple[int, int]:
@@ -113,7 +113,7 @@ class State:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # A hidden file, so that it does not count as one of the eight if a killed process leaves it.
         new = self.path.with_name(f".{self.path.name}.new")
-        with new.open("w", newline="") as file:
+        with new.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore", restval="")
             writer.writeheader()
             writer.writerows(rows)

@@ -34,14 +34,14 @@ class _Workloads:
         """Drop workloads that were measured or started, and those of other parts."""
         commit = machine()["commit"]
         done = {row["shape"] for row in State(self._results).rows() if _is_workload(row, commit)}
-        begun = set(self._begun.read_text().splitlines()) if self._begun.exists() else set()
+        begun = set(self._begun.read_text(encoding="utf-8").splitlines()) if self._begun.exists() else set()
         left_out = [i for i in items if i.nodeid in done | begun or (self._is_first and not _is_reference(i))]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        with self._begun.open("a") as file:
+        with self._begun.open("a", encoding="utf-8") as file:
             file.write(f"{item.nodeid}\n")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

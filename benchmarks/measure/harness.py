@@ -212,7 +212,7 @@ class Results:
         row["verified"] = verdict_of(operator)
         columns = self._columns()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a", newline="") as file:
+        with open(self.path, "a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns or COLUMNS, lineterminator="\n", extrasaction="ignore")
             if not columns:
                 writer.writeheader()
@@ -223,7 +223,7 @@ class Results:
         """Columns of the existing file, which an older version may have created; empty if there is no file."""
         if not self.path.exists():
             return []
-        with open(self.path, newline="") as file:
+        with open(self.path, newline="", encoding="utf-8") as file:
             return next(csv.reader(file), [])
 
 
@@ -258,7 +258,9 @@ def _output(*command: str) -> str:
 
 def processor() -> str:
     """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+    for line in (
+        Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else ()
+    ):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -258,7 +258,7 @@ def newer_serving() -> str:
     """What each needs to answer for an unseen node of Cora, its number of parameters, and the time of one answer."""
     from rbm.experiments.paper_tables import read_table
 
-    found = json.loads((RUNS / "newer_latency.json").read_text())
+    found = json.loads((RUNS / "newer_latency.json").read_text(encoding="utf-8"))
     latencies = {row["model"]: human(row["p50_ms"] / 1e3) for row in found["rows"]}
     table = []
     for title, column in read_table("newer").columns.items():

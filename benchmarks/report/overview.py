@@ -76,7 +76,9 @@ def main(
     """Draw the picture from the committed results."""
     draw(one_node(), accuracies(RUNS / "paper.csv"), out)
     # Remove trailing blanks that Matplotlib writes in an SVG.
-    out.write_text("".join(f"{line.rstrip()}\n" for line in out.read_text().splitlines()))
+    out.write_text(
+        "".join(f"{line.rstrip()}\n" for line in out.read_text(encoding="utf-8").splitlines()), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def table() -> str:
     from rbm.experiments.results import read_rows
 
     theirs: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
-    for row in csv.DictReader((RUNS / "published.csv").read_text().splitlines()):
+    for row in csv.DictReader((RUNS / "published.csv").read_text(encoding="utf-8").splitlines()):
         cell = row["publication"], row["dataset"], row["setting"]
         theirs[cell][row["method"]] = f"{float(row['mean']):.2f} ± {float(row['deviation']):.2f}"
     ours: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)

@@ -27,7 +27,7 @@ def read(paths: Iterable[Path]) -> dict[Key, float]:
     """
     medians = {}
     for path in paths:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 if row.get("verified") == FAILED:
                     continue

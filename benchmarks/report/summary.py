@@ -20,7 +20,7 @@ def lines(
     """
     figures, known = Figures(results), {}
     if results.exists():
-        with results.open(newline="") as file:
+        with results.open(newline="", encoding="utf-8") as file:
             known = next(csv.DictReader(file), {})
     versions = ", ".join(f"{name} {known[name]}" for name in ("driver", "torch", "triton", "commit") if known.get(name))
     ended = [line for line in notes if not line.startswith("libraries: built")]

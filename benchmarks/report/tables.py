@@ -214,7 +214,7 @@ def cpu_bfloat16() -> str:
 def launches() -> str:
     """Triton launches by rows, for the first counted version and the latest."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with (RESULTS / "launches.csv").open(newline="") as file:
+    with (RESULTS / "launches.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             found[row["shape"], row["metric"]].append(float(row["median"]))
     table = []
@@ -354,7 +354,7 @@ def fill(page: str) -> str:
 def main() -> None:
     """Write the tables into the pages."""
     for path in PAGES:
-        path.write_text(fill(path.read_text()))
+        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -261,7 +261,7 @@ def tune(
             row,
             *(f"    # {timed[c]:.1f} us: {tunable.line(c, case, architecture)}" for c in others),
         ]
-        with table.open("a") as file:
+        with table.open("a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
 
 

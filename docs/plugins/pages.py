@@ -32,7 +32,7 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that stand elsewhere, the page of the command line, and the pictures."""
     for page, source in ELSEWHERE.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     files.append(File.generated(config, "command-line.md", content=_command_line()))
     for picture in PICTURES:
         files.append(File.generated(config, picture, abs_src_path=str(ROOT / picture)))
@@ -83,7 +83,7 @@ def _command_line() -> str:
         done = CliRunner().invoke(typer.cli.app, asked)
         if done.exit_code:
             raise RuntimeError(f"the page of the command line was not written: {done.output}")
-        text = page.read_text().replace("```console", "```sh")
+        text = page.read_text(encoding="utf-8").replace("```console", "```sh")
     summaries = dict(re.findall(r"(?m)^## `rbm (\w+)`\n\n(.+)$", text))
     return re.sub(r"(?m)^\* `(\w+)`: .*$", lambda item: f"* `{item[1]}`: {summaries[item[1]]}", text)
 

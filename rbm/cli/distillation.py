@@ -34,8 +34,6 @@ from rbm.cli.options import (
 )
 from rbm.utils.console import print_line, print_table
 
-_METHODS = "mlp,rbm"
-
 
 def distill(
     dataset: Dataset = None,
@@ -57,7 +55,7 @@ def distill(
         str | None,
         typer.Option(
             help="Student to use for predictions (default: the best on validation nodes, or a cheaper one that is"
-            " about as good).",
+            " about as good; with --resume, the one named before).",
             rich_help_panel=STUDENTS,
         ),
     ] = None,
@@ -151,14 +149,13 @@ def distill(
     from rbm.config.presets import FEATURES_ONLY
     from rbm.datasets.load import load_configured_dataset
     from rbm.distillation.distill import distill as run_distillation
-    from rbm.distillation.run_inputs import methods_of
     from rbm.utils.distributed import is_main_process, joined
 
     if features_only and not auto:  # a search stores this option separately from its initial settings
         set_ = [*(set_ or []), *FEATURES_ONLY]
     given = {"root": root, "setting": setting, "protocol": protocol, "seed": seed, "inflate": inflate}
     given |= {"precision": precision, "undirected": True if undirected else None}
-    methods = [name.strip() for name in (method or _METHODS).split(",")]
+    methods = None if method is None else [name.strip() for name in method.split(",")]
     options = (dataset, teacher, preset, given, config, set_)
     if seeds is not None:
         for option, value in (("tensorboard", tensorboard), ("keep", keep), ("plots", plots)):
@@ -185,15 +182,13 @@ def distill(
     # A search stores the configuration that it chose, but options given here describe the one from which it started.
     resumed = out if resume and not (auto and _has_settings(options)) else None
     if auto and resume and _continues_search(out, options):
-        chosen, methods, named, budget, searched = _search_settings(out, methods, method, budget)
+        chosen, named, budget, searched = _search_settings(out, budget)
         features_only = features_only or searched
     else:
         chosen = configuration(*options, resumed=resumed)
         if auto and (teacher is not None or chosen.teacher.name == "logits"):
             named = chosen.teacher.name
     path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
-    if resume and method is None and not auto:
-        methods = methods_of(path) or methods
     again = ["rbm", "distill", "--out", str(path), "--resume"]
     for name, value in (("method", method), ("keep", keep)):
         again += [f"--{name}", value] if value is not None else []
@@ -244,13 +239,12 @@ def _continues_search(out: Path | None, options) -> bool:
     return not _has_settings(options) and out is not None and (out / "auto.yaml").is_file()
 
 
-def _search_settings(out: Path, methods: list[str], method: str | None, budget: str | None):
-    """What the search in a run folder was started with: configuration, methods, teacher, budget, features only."""
+def _search_settings(out: Path, budget: str | None):
+    """What the search in a run folder was started with: configuration, teacher, budget, features only."""
     from rbm.distillation.auto.folder import config_of, read_begun
 
     known = read_begun(out)["search"]
-    methods = known["run"] if method is None else methods
-    return config_of(known), methods, known["teacher"], budget or known["budget"], known.get("features_only", False)
+    return config_of(known), known["teacher"], budget or known["budget"], known.get("features_only", False)
 
 
 def _report(result, path) -> None:
@@ -269,6 +263,7 @@ def _report(result, path) -> None:
 
 
 def distill_seeds(seeds, methods, out, root, cache, jobs, device, options) -> None:
+    from rbm.distillation.distill import DEFAULT_METHODS
     from rbm.experiments.experiment import Experiment, parse_seeds
     from rbm.experiments.seeds import seeds_report
     from rbm.utils.distributed import launched
@@ -282,7 +277,7 @@ def distill_seeds(seeds, methods, out, root, cache, jobs, device, options) -> No
     run = Experiment(
         datasets=(chosen.dataset,),
         settings=(chosen.setting,),
-        methods=tuple(methods),
+        methods=DEFAULT_METHODS if methods is None else tuple(methods),
         protocol=chosen.protocol,
         seeds=parse_seeds(seeds),
         preset=chosen.preset,

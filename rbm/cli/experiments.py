@@ -97,7 +97,7 @@ def reproduce(
             device=usable_device(device),
             console=status,
         )
-        print(page.read_text(), end="")
+        print(page.read_text(encoding="utf-8"), end="")
         return
     chosen = replace(read_table(table), protocol=protocol)
     if settings is not None:

@@ -1,6 +1,5 @@
 """Consoles, options used by several commands, and the configuration that the options describe."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -132,12 +131,8 @@ def usable_device(name: str | None) -> str:
     """Check a device name; None means CUDA if available, else the CPU. ValueError if the device is not usable."""
     import torch
 
+    from rbm.utils.arguments import usable_device as checked
+
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"device is {name!r}, expected cpu, cuda, or cuda:0 and so on")
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device is {name!r}, which is not usable here: {str(error).splitlines()[0]}") from error
-    return name
+    return checked(name)

@@ -70,6 +70,7 @@ def tune(
     The same command continues a search that was killed; with more --trials, it extends a finished one.
     """
     from rbm.experiments.experiment import parse_seeds
+    from rbm.experiments.tuning.folder import FAILED
     from rbm.experiments.tuning.run import tune as search
     from rbm.experiments.tuning.space import read_space
 
@@ -92,6 +93,8 @@ def tune(
             console=status,
         )
     print_table(console, _table(found))
+    if failed := [row[FAILED] for row in found.rows if row[FAILED]]:
+        print_line(console, f"{len(failed)} trials failed and count as 0; the first: {failed[0]}")
     summary = f"trials: {folder / 'trials.csv'}; rbm distill --config {shlex.quote(str(folder / 'best.yaml'))}"
     print_line(console, summary)
 

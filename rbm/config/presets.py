@@ -183,4 +183,4 @@ def _read_of(dataset: str, folder: str = "") -> dict[str, Any]:
 def read_own(path: str) -> dict[str, Any]:
     """A YAML file of ``rbm/config/configs``, read once, not to be changed; empty if there is no such file."""
     file = resources.files("rbm") / "config" / "configs" / path
-    return parse_own_yaml(file.read_text()) if file.is_file() else {}
+    return parse_own_yaml(file.read_text(encoding="utf-8")) if file.is_file() else {}

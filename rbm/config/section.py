@@ -120,6 +120,9 @@ def _hint(section: Any, name: str, path: str) -> str:
     """Which setting may have been meant: one of a section if its prefix was left out, or one with a similar name."""
     parts = {item.name: getattr(section, item.name) for item in fields(section)}
     inner = {key: {item.name for item in fields(part)} for key, part in parts.items() if is_dataclass(part)}
+    outer, dot, rest = name.partition(".")
+    if dot and inner.get(outer):
+        return f"; write {outer}: {{{rest}: VALUE}}, as sections are nested"
     short = "".join(word[:1] for word in name.split("_"))  # lr of learning_rate
     if len(short) > 1 and short in parts:
         return f"; did you mean {path + short!r}?"

@@ -33,7 +33,7 @@ from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method, check_hidden_layer, check_teacher_of
 from rbm.distillation.result import Distillation
 from rbm.distillation.run_graph import named_after_graph
-from rbm.distillation.run_inputs import check_inputs, hashes
+from rbm.distillation.run_inputs import check_inputs, choices_of, hashes
 from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
 from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent, check_student, columns_of
 from rbm.distillation.verdict import LABELS_ALONE, judge
@@ -62,7 +62,7 @@ def distill(
     teacher: nn.Module | Tensor | str | None = None,
     *,
     config: Config | None = None,
-    methods: Sequence[str] = DEFAULT_METHODS,
+    methods: Sequence[str] | None = None,
     keep: str | None = None,
     labels_alone: bool = True,
     auto: bool = False,
@@ -91,10 +91,11 @@ def distill(
         config: all other settings; see :class:`rbm.config.Config`. ``dataset`` and ``root`` are not used to load
             anything; a ``dataset`` other than the default is the name of the graph in the results. By default, the
             default configuration with the settings of the named teacher, if it has its own.
-        methods: the students to train, from ``rbm.distillation.registry.METHODS``. The run folder stores all of them.
-        keep: the method whose student is kept for predictions. By default the best at validation, or a cheaper one
-            that is behind it by at most half a point and by no more than chance
-            (:func:`rbm.distillation.verdict.judge`).
+        methods: the students to train, from ``rbm.distillation.registry.METHODS``; by default ``mlp`` and ``rbm``, or
+            those of the run that is resumed. The run folder stores all of them.
+        keep: the method whose student is kept for predictions; in a resumed run by default the one named before.
+            Otherwise the best at validation, or a cheaper one that is behind it by at most half a point and by no more
+            than chance (:func:`rbm.distillation.verdict.judge`).
         labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. Its student can be
             kept only if ``keep`` names it, if ``methods`` contains it, or if there are several ``methods`` and it is
             more than half a point ahead of all their students.
@@ -111,7 +112,7 @@ def distill(
         folder: run folder to write to (see :class:`rbm.training.run_folder.RunFolder`); nothing is written by default.
             Your own graph is stored in it, for ``rbm latency`` and ``rbm report``. ``resume``, ``overwrite``, ``plots``
             and ``tensorboard`` need it.
-        resume: continue the run in this folder, or, with ``auto``, its search; give its ``methods`` and ``keep`` again.
+        resume: continue the run in this folder, or, with ``auto``, its search.
         overwrite: replace the run in this folder.
         cache: folder where trained teachers and encodings are kept for other runs (see :class:`rbm.utils.cache.Cache`).
         unseen_fraction: share of the test nodes that the inductive setting hides; by default that of the graph, see
@@ -120,10 +121,9 @@ def distill(
             little if other processes use the same cores.
         tensorboard: also write the metrics of every epoch and the load of the experts to the folder as TensorBoard
             events; ``metrics.jsonl`` then contains the load as well.
-        plots: also write plots and ``report.html`` to the folder at the end. If this fails, the run logs a warning and
-            continues. On by default if there is a folder, unless the environment variable ``RBM_PLOTS`` is 0.
-        console: where progress is shown; None shows nothing. By default standard error, if it is a terminal, or a
-            notebook.
+        plots: also write plots and ``report.html`` at the end; if this fails, the run logs a warning. On by default if
+            there is a folder, unless the environment variable ``RBM_PLOTS`` is 0.
+        console: where progress is shown, or None; by default standard error, if it is a terminal, or a notebook.
 
     Returns:
         The students and everything needed to judge them. The same seed gives the same numbers, bit for bit, on the same
@@ -153,12 +153,15 @@ def distill(
         if len(encodings):
             raise ValueError(f"features_only is True and encodings holds {len(encodings)}; expected one of them")
         config = without_encodings(config)
+    folder = None if folder is None else as_path("folder", folder)
+    begun, named_before = choices_of(folder if resume else None, auto)
+    methods = (begun or DEFAULT_METHODS) if methods is None else methods
     _check_arguments(config, methods, teacher, encodings)
     seconds = budget_in_seconds(auto, budget, encodings)
     requested, methods = tuple(methods), _with_labels(methods, labels_alone)
+    keep = named_before if keep is None and named_before in methods else keep
     if keep is not None and keep not in methods:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
-    folder = None if folder is None else as_path("folder", folder)
     check_has_folder(folder, resume=resume, overwrite=overwrite, plots=plots, tensorboard=tensorboard)
     if tensorboard:
         check_tensorboard()
@@ -207,7 +210,7 @@ def distill(
             place = open_run(folder, config, resume=resume, overwrite=overwrite)
             run = on_main_process(lambda: opened.enter_context(place))
             now = partial(hashes, data, given, encodings, unseen_fraction)
-            on_main_process(lambda: check_inputs(run, now(), requested, split.graph, resume))
+            on_main_process(lambda: check_inputs(run, now(), (requested, keep), split.graph, resume))
         progress.say(_sizes(split.graph, classes))
 
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():

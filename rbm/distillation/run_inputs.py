@@ -1,4 +1,4 @@
-"""What a run was given besides its configuration: hashes, so that it is not resumed on something else, and methods."""
+"""What a run was given besides its configuration: hashes, so that it is not resumed on something else, and choices."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.datasets.readers.node_ids import IDS, INPUTS, NodeIds
+from rbm.distillation.auto.folder import BEGUN, choices_of_search
 from rbm.distillation.run_graph import check_resumed_graph, graph_hashes
 from rbm.training.run_folder import RunFolder
 from rbm.utils.files import as_json, read_json
 from rbm.utils.tensor_files import fingerprint
 
-METHODS = "methods"  # beside the hashes
+METHODS, KEEP = "methods", "keep"  # beside the hashes
 
 
 def hashes(
@@ -43,17 +44,24 @@ def hashes(
     return found if fraction is None else found | {"unseen_fraction": float(fraction)}
 
 
-def methods_of(folder: Path) -> list[str] | None:
-    """The methods that the run in a folder was asked for when it was started, or last resumed; None if unknown."""
+def choices_of(folder: Path | None, auto: bool) -> tuple[list[str] | None, str | None]:
+    """The methods that the run in a folder, or with ``auto`` its search, was asked for when it was started, and the one
+    to keep, which a run may have got when it was last resumed; None for what is unknown, or without a folder.
+    """
+    if folder is None:
+        return None, None
+    if auto and (folder / BEGUN).is_file():
+        return choices_of_search(folder)
     path = folder / INPUTS
-    return read_json(path).get(METHODS) if path.is_file() else None
+    given = read_json(path) if path.is_file() else {}
+    return given.get(METHODS), given.get(KEEP)
 
 
 def check_inputs(
-    run: RunFolder, now: dict[str, str | float], methods: Sequence[str], graph: Data, resume: bool
+    run: RunFolder, now: dict[str, str | float], choices: tuple[Sequence[str], str | None], graph: Data, resume: bool
 ) -> None:
-    """Compare the hashes with those of the run that is resumed, and store them with the ``methods`` that it is asked
-    for, which may be others than before.
+    """Compare the hashes with those of the run that is resumed, and store them with the ``choices`` that it is asked
+    for, which may be others than before: its methods, and the one to keep or None.
 
     A run of an earlier version has no hashes: they are stored when it is resumed, if the sizes of ``graph``, the graph
     of the split, are those of the run.
@@ -63,10 +71,12 @@ def check_inputs(
     """
     if resume:
         check_resumed_graph(run.path, graph)
-    path, given = run.path / INPUTS, {**now, METHODS: [*methods]}
+    path, given = run.path / INPUTS, {**now, METHODS: [*choices[0]]}
+    if choices[1] is not None:
+        given[KEEP] = choices[1]
     was = read_json(path) if resume and path.is_file() else None
     if was is not None:
-        changed = [name for name in {**was, **now} if was.get(name) != now.get(name) and name != METHODS]
+        changed = [name for name in {**was, **now} if was.get(name) != now.get(name) and name not in (METHODS, KEEP)]
         if IDS not in was:  # in runs of earlier versions
             changed = [name for name in changed if name != IDS]
         if changed:

@@ -16,6 +16,7 @@ from rbm.distillation.registry import title_of
 from rbm.distillation.result import Distillation
 from rbm.experiments.tables import dataset_names
 from rbm.training.metrics import purity
+from rbm.utils.arguments import usable_device
 from rbm.utils.environment import today
 from rbm.utils.files import write_csv, write_text
 
@@ -69,11 +70,12 @@ def study(
         The path of the page.
 
     Raises:
-        ValueError: an unknown name, of the study or of a graph.
+        ValueError: an unknown name, of the study or of a graph, or a device that is not usable.
         FileNotFoundError: a graph's files are missing; both are raised before anything is trained.
     """
     if name not in STUDIES:
         raise ValueError(f"study is {name!r}, expected one of {', '.join(STUDIES)}")
+    device = usable_device(device)
     for dataset in datasets:  # before the first one is trained
         check_files(dataset_name(dataset), root)
     folder.mkdir(parents=True, exist_ok=True)

@@ -138,12 +138,12 @@ class Experiment:
         content = read_yaml("experiment file", path)
         known = {item.name for item in fields(cls) if item.init}
         if not isinstance(content, dict) or not set(content) <= known:
-            given = sorted(set(content) - known) if isinstance(content, dict) else type(content).__name__
+            given = sorted(set(content) - known, key=str) if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"{path} holds {given}, expected the keys {', '.join(sorted(known))}")
-        if "seeds" in content:
-            content["seeds"] = parse_seeds(content["seeds"])
         lists = {key: tuple(content[key]) for key in _LISTS if isinstance(content.get(key), list)}
         try:
+            if "seeds" in content:
+                content["seeds"] = parse_seeds(content["seeds"])
             return cls(**{**content, **lists})
         except ValueError as error:
             raise ValueError(f"experiment file {path}: {error}") from error

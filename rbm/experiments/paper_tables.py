@@ -108,7 +108,7 @@ def read_table(name: str) -> Table:
         raise ValueError(
             f"table is {name!r}, expected one of {', '.join(table_names())}, or a study: complexity, representation"
         )
-    text = (_TABLES / f"{name}.yaml").read_text()
+    text = (_TABLES / f"{name}.yaml").read_text(encoding="utf-8")
     content = parse_own_yaml(text)
     columns = {title: Column(**column) for title, column in content.pop("columns").items()}
     lists = {key: tuple(content.pop(key)) for key in ("teachers", "settings") if key in content}

@@ -17,6 +17,7 @@ from rbm.distillation.distill import distill
 from rbm.distillation.verdict import LABELS_ALONE
 from rbm.experiments.experiment import Experiment, Task
 from rbm.experiments.results import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
+from rbm.utils.arguments import usable_device
 from rbm.utils.cache import cache_or_temporary
 from rbm.utils.files import as_path
 from rbm.utils.locks import only_process
@@ -53,10 +54,12 @@ def run_experiment(
         All rows of the experiments, including those of earlier runs.
 
     Raises:
-        ValueError: ``out`` is not such a file, or contains a row of this experiment made with other settings.
+        ValueError: ``out`` is not such a file, or contains a row of this experiment made with other settings; or the
+            device is not usable.
         FileNotFoundError: a graph's files are missing; raised before anything runs.
         BlockingIOError: another process is adding rows to ``out``.
     """
+    device = usable_device(device)
     out = as_path("results file", out)
     if out.is_symlink():
         out = out.resolve()  # so that one lock holds, and the file itself is written, whichever path is given

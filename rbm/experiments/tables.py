@@ -17,7 +17,9 @@ Runs = dict[int, dict[str, str]]  # seed -> row
 @cache
 def paper_tables() -> dict[str, dict]:
     """The paper's tables as data: accuracies in per cent as ``[mean, standard deviation]``."""
-    return json.loads((resources.files("rbm") / "config" / "configs" / "paper" / "tables.json").read_text())
+    return json.loads(
+        (resources.files("rbm") / "config" / "configs" / "paper" / "tables.json").read_text(encoding="utf-8")
+    )
 
 
 class Group(NamedTuple):

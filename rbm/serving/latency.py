@@ -31,6 +31,7 @@ from rbm.nn.sparse_rows import as_rows, concat_columns
 from rbm.nn.students import EnsembleStudent, MixtureStudent, MLPStudent, SIGNStudent
 from rbm.training.run_files import file_of, list_file
 from rbm.training.run_folder import load, load_encodings
+from rbm.utils.arguments import usable_device
 from rbm.utils.environment import today
 from rbm.utils.files import as_path, check_writable, write_json
 from rbm.utils.progress import Progress
@@ -49,7 +50,7 @@ def measure_run(
     root: Path | str | None = None,
     batch_sizes: Sequence[int] = (1, 64, 4096),
     repeats: int = 200,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
     method: str | None = None,
     quantize: str | None = None,
     console: Console | None = None,
@@ -74,10 +75,12 @@ def measure_run(
     Raises:
         FileNotFoundError: no finished run, or missing files of the dataset.
         PermissionError: the folder of the run cannot be written to.
-        ValueError: batch sizes below one or above :data:`MOST_ROWS`, repeats below one, or a dataset that is not the
-            one of the run.
+        TypeError: ``device`` is no device.
+        ValueError: batch sizes below one or above :data:`MOST_ROWS`, repeats below one, a device that is not usable, or
+            a dataset that is not the one of the run.
     """
-    _check(batch_sizes, repeats)
+    batch_sizes = _checked(batch_sizes, repeats)
+    device = usable_device(device)
     run = as_path("run", run)
     trained = load(run, method, quiet=True).to(device)
     check_writable(f"run: {run}", run, "measure a copy of it, or allow it")
@@ -123,14 +126,20 @@ def measure_run(
     return found
 
 
-def _check(batch_sizes: Sequence[int], repeats: int) -> None:
+def _checked(batch_sizes: Sequence[int], repeats: int) -> list[int]:
+    """The batch sizes as Python's numbers, which JSON can hold."""
     sizes = batch_sizes if isinstance(batch_sizes, Sequence) else ()
-    if not sizes or not all(isinstance(size, Integral) and size >= 1 for size in sizes):
+    if not sizes or not all(_is_whole(size) and size >= 1 for size in sizes):
         raise ValueError(f"batch_sizes: got {batch_sizes!r}, expected whole numbers of at least 1, such as [1, 64]")
     if max(sizes) > MOST_ROWS:
         raise ValueError(f"batch_sizes: got {max(sizes):,}, expected at most {MOST_ROWS:,} rows at once")
-    if not isinstance(repeats, Integral) or repeats < 1:
+    if not _is_whole(repeats) or repeats < 1:
         raise ValueError(f"repeats: got {repeats!r}, expected a whole number of at least 1")
+    return [int(size) for size in sizes]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _measured(

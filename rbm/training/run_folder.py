@@ -165,7 +165,7 @@ class RunFolder:
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         path = self.path / "metrics.jsonl"
-        with disk_errors(path), open(path, "a") as file:
+        with disk_errors(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         if self.events is not None:
             self.events.add(record)

@@ -5,6 +5,7 @@ plain numbers.
 """
 
 import math
+import re
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -108,6 +109,25 @@ def check_device_and_dtype(device: torch.device | str | int | None, dtype: torch
             f"device is {_shown(device)}, expected one that PyTorch has here, such as 'cpu' or 'meta', or 'cuda' where"
             f" torch.cuda.is_available() says so ({first_line(error)})"
         ) from error
+
+
+def usable_device(device: torch.device | str) -> str:
+    """Check a device for training or timing, and return its name.
+
+    Raises:
+        TypeError: neither a device nor its name.
+        ValueError: no CPU or CUDA device, or one that is not usable here.
+    """
+    if not isinstance(device, torch.device | str):
+        raise TypeError(f"device is {_shown(device)}, expected cpu, cuda, or cuda:0 and so on")
+    name = str(device)
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device is {name!r}, expected cpu, cuda, or cuda:0 and so on")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device is {name!r}, which is not usable here: {first_line(error)}") from error
+    return name
 
 
 def _whole(name: str, value: Any) -> int:

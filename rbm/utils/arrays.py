@@ -33,7 +33,7 @@ def _memory() -> int:
     if resource is not None and (soft := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         limits.append(soft)
     with suppress(OSError, ValueError):  # "max" means that the container has no limit
-        limits.append(int(_CONTAINER.read_text()))
+        limits.append(int(_CONTAINER.read_text(encoding="utf-8")))
     return min(limits, default=2**47)
 
 

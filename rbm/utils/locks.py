@@ -37,7 +37,7 @@ def only_process(lock: Path, what: str, advice: str) -> Iterator[None]:
         raise BlockingIOError(f"{what} is in use by process {_read(owner)}; {advice}") from None
     try:
         with disk_errors(owner):
-            owner.write_text(str(os.getpid()))
+            owner.write_text(str(os.getpid()), encoding="utf-8")
         yield
     finally:
         with suppress(OSError):
@@ -108,6 +108,6 @@ def is_free(folder: Path) -> bool:
 
 def _read(owner: Path) -> str:
     try:
-        return str(int(owner.read_text()))
+        return str(int(owner.read_text(encoding="utf-8")))
     except (OSError, ValueError):  # the holder has just started or just ended
         return "(unknown)"

@@ -113,7 +113,7 @@ def _precision() -> str:
 @lru_cache
 def _is_faster() -> bool:
     try:
-        amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+        amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return False
     return amd and torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_exact()

@@ -141,6 +141,12 @@ def read_begun(path: Path | str) -> dict[str, Any]:
     return found
 
 
+def choices_of_search(path: Path) -> tuple[list[str], str | None]:
+    """The methods that a search was started for, and the one to keep: that of a search for it alone, else None."""
+    known = read_begun(path)["search"]
+    return known["run"], known["methods"][0] if known["methods"] != known["run"] else None
+
+
 def read_chosen(path: Path | str | None) -> dict[str, Any] | None:
     """The choice of the search of a run folder; None without a folder, a search or a choice."""
     return None if path is None or not (Path(path) / BEGUN).is_file() else read_begun(path).get("chosen")

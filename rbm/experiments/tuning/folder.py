@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY = "rbm"
+FAILED = "failed"  # the attribute of a trial, and the column, with the reason for which it counts as 0
 # Number of trials that run to the end before worse trials are stopped early.
 BEFORE_PRUNING = 5
 
@@ -147,6 +148,7 @@ def _row(search: Search, trial: "FrozenTrial") -> dict[str, Any]:
         **{f"seed {seed}": accuracy for seed, accuracy in zip(search.seeds, of_seeds, strict=True)},
         **trial.params,
         "seconds": f"{trial.duration.total_seconds():.1f}",
+        FAILED: trial.user_attrs.get(FAILED, ""),
     }
 
 

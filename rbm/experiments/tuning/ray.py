@@ -74,7 +74,7 @@ def judge(values: dict[str, Any], search: Search, cache: Path | None, device: st
         load_plugin(plugin)
     accuracies: list[float] = []
     for seed in search.seeds:
-        accuracies.append(search.accuracy(values, seed, cache, device))
+        accuracies.append(search.attempt(values, seed, cache, device)[0])
         tune.report({METRIC: sum(accuracies) / len(accuracies)})
 
 

@@ -8,12 +8,12 @@ from rich.console import Console
 
 from rbm.config import Config
 from rbm.experiments.runner import remembered_dataset
-from rbm.experiments.tuning.folder import claimed, finished, open_study, summary, write
+from rbm.experiments.tuning.folder import FAILED, claimed, finished, open_study, summary, write
 from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.session import Session
 from rbm.experiments.tuning.space import default_space
 from rbm.teachers import check_teacher
-from rbm.utils.arguments import check_sizes
+from rbm.utils.arguments import check_sizes, usable_device
 from rbm.utils.cluster import check_ray
 from rbm.utils.files import as_path
 from rbm.utils.parallel import worker_pool
@@ -63,14 +63,15 @@ def tune(
 
     Raises:
         TypeError: ``config``, ``seeds``, ``trials`` or ``jobs`` has the wrong type.
-        ValueError: invalid settings, space or numbers, or a package that is not installed (raised before any work); or
-            the folder contains another search.
+        ValueError: invalid settings, space, numbers or device, or a package that is not installed (raised before any
+            work); or the folder contains another search.
         FileExistsError: the folder contains something else.
         BlockingIOError: another process is searching there.
     """
     if not isinstance(config, Config):
         raise TypeError(f"config is a {type(config).__name__}, expected an rbm.Config")
     check_sizes(trials=trials, jobs=jobs)
+    device = usable_device(device)
     if isinstance(seeds, int):
         raise TypeError(f"seeds is {seeds}, expected several numbers; use seeds=({seeds},)")
     search = Search(config, method, tuple(seeds), default_space(method) if space is None else space)
@@ -112,7 +113,7 @@ def run_here(session: Session) -> None:
 
     def submit(pool: Executor, trial: "Trial", before: list[float]) -> None:
         seed = search.seeds[len(before)]
-        future = pool.submit(search.accuracy, trial.params, seed, session.cache, session.device)
+        future = pool.submit(search.attempt, trial.params, seed, session.cache, session.device)
         waiting[future] = (trial, before)
 
     def judge(pool: Executor, trial: "Trial", accuracies: list[float]) -> None:
@@ -135,4 +136,7 @@ def run_here(session: Session) -> None:
                 submit(pool, study.ask(space), [])
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 trial, before = waiting.pop(future)
-                judge(pool, trial, [*before, future.result()])
+                accuracy, reason = future.result()
+                if reason:
+                    trial.set_user_attr(FAILED, reason)
+                judge(pool, trial, [*before, accuracy])

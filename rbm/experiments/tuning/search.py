@@ -4,12 +4,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch_geometric.data import Data
 
 from rbm.config import Config
 from rbm.datasets.load import graph_settings
 from rbm.distillation.distill import distill
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import METHODS, learns_soft_labels
 from rbm.experiments.runner import remembered_dataset
 from rbm.experiments.tuning.space import Space, build_space, value_of, with_values
 
@@ -49,29 +50,43 @@ class Search:
         """The graph with the split of a seed; raises as :func:`rbm.load_dataset`."""
         return remembered_dataset(graph_settings(replace(self.start, seed=seed)), device)
 
+    def attempt(self, values: dict[str, Any], seed: int, cache: Path | None, device: str) -> tuple[float, str]:
+        """:meth:`accuracy`, and no reason; or 0 and the reason, so that the search continues and avoids such values.
+
+        A trial fails if its values contradict each other (``top_k`` above the number of experts) or do not fit the
+        graph, if the loss does not stay finite, or if memory runs out. The starting point fails only by its loss.
+
+        Raises:
+            ValueError, MemoryError: the starting point cannot be trained, so hardly any trial could.
+        """
+        self.data(seed, device)  # errors of the graph are not those of the values
+        try:
+            return self.accuracy(values, seed, cache, device), ""
+        except (ValueError, FloatingPointError, MemoryError, torch.OutOfMemoryError) as error:
+            if values == self.starting_values() and not isinstance(error, FloatingPointError):
+                raise
+            return 0.0, str(error) or type(error).__name__
+
     def accuracy(self, values: dict[str, Any], seed: int, cache: Path | None, device: str) -> float:
         """Train a student with these values, and return its accuracy on the held-out half of the validation nodes.
 
-        The other half selects the epoch. The accuracy is 0 if the values contradict each other (``top_k`` above the
-        number of experts) or the loss does not stay finite, so that the search continues and avoids such values.
+        The other half selects the epoch. Raises as :func:`rbm.distill` and :meth:`rbm.config.Config.updated`.
         """
-        try:
-            config = replace(with_values(self.start, values), seed=seed)
-        except ValueError:
-            return 0.0
-        try:
-            result = distill(
-                self.data(seed, device),
-                config=config,
-                methods=[self.method],
-                labels_alone=False,
-                cache=cache,
-                measure_latency=False,
-                console=None,
-            )
-        except FloatingPointError:
-            return 0.0
+        config = replace(with_values(self.start, values), seed=seed)
+        result = distill(
+            self.data(seed, device),
+            config=config,
+            methods=[self.method],
+            labels_alone=self._needs_labels(config),
+            cache=cache,
+            measure_latency=False,
+            console=None,
+        )
         return result.summary[self.method]["test_accuracy"]  # on the validation nodes that replace the test set
+
+    def _needs_labels(self, config: Config) -> bool:
+        """Whether the student may learn from an MLP on labels, as it does in ``rbm distill`` with these settings."""
+        return config.distill.source == "auto" and config.teacher.name != "logits" and learns_soft_labels(self.method)
 
     def description(self) -> dict[str, Any]:
         """The settings that define a search, as stored in its folder."""

@@ -7,13 +7,15 @@ A space is written in YAML, with one line per setting::
     rbm.lr: {low: 0.001, high: 0.02, log: true}      # uniform on a logarithmic scale
 """
 
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rbm.config import ATTENTION_TEACHERS, Config, nested
 from rbm.config.presets import read_own
-from rbm.distillation.registry import METHODS
+from rbm.distillation.registry import METHODS, learns_soft_labels
+from rbm.teachers import check_teacher
 from rbm.utils.files import read_yaml
 from rbm.utils.studies import import_optuna
 
@@ -58,7 +60,9 @@ def default_space(method: str) -> dict[str, Any]:
 def build_space(lines: dict[str, Any], start: Config, method: str) -> Space:
     """Optuna's distributions by setting, with the starting point among them.
 
-    If the starting point's value is not in the space, it is added to the choices, or the range is extended to it.
+    If the starting point's value is not in the space, it is added to the choices, or the range is extended to it. A
+    value may contradict the starting point, such as a ``top_k`` above its number of experts, if it fits a value that
+    the space has for another setting of its section.
 
     Args:
         lines: as returned by :func:`read_space`.
@@ -71,7 +75,7 @@ def build_space(lines: dict[str, Any], start: Config, method: str) -> Space:
     """
     if not lines:
         raise ValueError("search space: got no setting at all, expected at least one")
-    return {name: _distribution(name, line, start, method) for name, line in lines.items()}
+    return {name: _distribution(name, line, start, method, lines) for name, line in lines.items()}
 
 
 def with_values(config: Config, values: dict[str, Any]) -> Config:
@@ -95,11 +99,11 @@ def value_of(config: Config, name: str) -> Any:
     return value
 
 
-def _distribution(name: str, line: Any, start: Config, method: str) -> "BaseDistribution":
+def _distribution(name: str, line: Any, start: Config, method: str, lines: dict[str, Any]) -> "BaseDistribution":
     known = value_of(start, name)
-    _check_read(name, start, method)
+    _check_read(name, start, method, lines)
     if isinstance(line, list) and line:
-        values = [_accepted(name, value, start) for value in line]
+        values = [_accepted(name, value, start, lines) for value in line]
         return import_optuna().distributions.CategoricalDistribution(tuple(dict.fromkeys([*values, known])))
     if not isinstance(line, dict) or not {"low", "high"} <= set(line) <= _RANGE:
         raise ValueError(
@@ -107,7 +111,7 @@ def _distribution(name: str, line: Any, start: Config, method: str) -> "BaseDist
         )
     if isinstance(known, (bool, str)):
         raise ValueError(f"search space: {name} holds {type(known).__name__}, expected a list of values, not a range")
-    low, high = (_accepted(name, line[end], start) for end in ("low", "high"))
+    low, high = (_accepted(name, line[end], start, lines) for end in ("low", "high"))
     log = line.get("log", False)
     if low > high or not isinstance(log, bool):
         raise ValueError(f"search space: {name} is {line!r}, expected low not above high, and log true or false")
@@ -122,19 +126,37 @@ def _distribution(name: str, line: Any, start: Config, method: str) -> "BaseDist
     return kind(low, high, log=log)
 
 
-def _accepted(name: str, value: Any, start: Config) -> Any:
+def _accepted(name: str, value: Any, start: Config, lines: dict[str, Any]) -> Any:
     """The value as stored in the configuration; strings are converted to numbers if needed."""
     try:
+        if name == "teacher.name" and value != "logits":
+            check_teacher(value)
         return value_of(with_values(start, {name: value}), name)
     except ValueError as error:
+        section = name.rpartition(".")[0]
+        beside = [other for other in lines if other != name and str(other).rpartition(".")[0] == section]
+        for other, also in [(beside_it, also) for beside_it in beside for also in _values(lines[beside_it])]:
+            with suppress(ValueError):
+                return value_of(with_values(start, {name: value, other: also}), name)
         raise ValueError(f"search space: {error}") from error
 
 
-def _check_read(name: str, start: Config, method: str) -> None:
+def _values(line: Any) -> list[Any]:
+    """The values of a list, or the ends of a range."""
+    if isinstance(line, dict):
+        return [line[end] for end in ("low", "high") if end in line]
+    return line if isinstance(line, list) else []
+
+
+def _check_read(name: str, start: Config, method: str, lines: dict[str, Any]) -> None:
     """Reject settings outside the sections that the method reads: a search over them would have no effect."""
     read = ("inflate", *METHODS[method].sections)
-    if start.teacher.name in ATTENTION_TEACHERS:
-        read += ("attention",)
+    if "teacher" in read:
+        teachers = [start.teacher.name, *_values(lines.get("teacher.name", []))]
+        read += ("attention",) if any(teacher in ATTENTION_TEACHERS for teacher in teachers) else ()
+        read += ("sampling",) if start.sampling.batch_size > 0 or "sampling.batch_size" in lines else ()
+    if name == "distill.source" and learns_soft_labels(method):
+        return
     if name.split(".")[0] not in read:
         raise ValueError(
             f"search space: {name} does not change what the method {method} learns; expected settings of"

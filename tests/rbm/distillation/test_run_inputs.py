@@ -104,3 +104,16 @@ def test_an_attribute_that_is_called_as_ids_are(small_graph, quick, tmp_path):
     small_graph.node_ids = torch.arange(small_graph.num_nodes)
     rbm.distill(small_graph, config=quick, methods=["rbm"], folder=tmp_path / "run", console=None)
     assert not (tmp_path / "run" / "node_ids.csv").exists()
+
+
+def test_a_resumed_run_has_its_own_methods_and_keeps_the_named_one(small_graph, quick, tmp_path):
+    """Regression test: Python trained mlp and rbm unless the methods were given again, and ``keep`` was lost."""
+    options = {"config": quick.updated({"glnn": {"max_epochs": 2}}), "folder": tmp_path / "run", "console": None}
+    first = rbm.distill(small_graph, methods=["glnn", "rbm"], **options)
+    other = next(method for method in ("glnn", "rbm") if method != first.method)
+    for keep in (other, None):
+        again = rbm.distill(small_graph, keep=keep, resume=True, **options)
+        assert [*again.students] == ["glnn", "rbm", "labels"]
+        assert again.method == other
+    assert [*rbm.distill(small_graph, methods=["glnn"], resume=True, **options).students] == ["glnn", "labels"]
+    assert [*rbm.distill(small_graph, overwrite=True, **options).students] == ["mlp", "rbm", "labels"]

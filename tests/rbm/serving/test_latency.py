@@ -51,6 +51,28 @@ def test_a_run_that_cannot_be_written_to_is_told_before_measuring(run, monkeypat
         measure_run(run)
 
 
+def test_what_json_does_not_hold_is_converted_before_measuring(run):
+    """Regression test: the file could not be written, after everything was measured."""
+    found = measure_run(run, batch_sizes=[np.int64(2)], repeats=1, device=torch.device("cpu"))
+    assert found == read_json(run / "latency.json")
+    assert (found["device"], found["rows"][0]["batch_size"]) == ("cpu", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"device": "tpu"}, ValueError, "device is 'tpu', expected cpu, cuda"),
+        ({"device": "cuda:99"}, ValueError, "device is 'cuda:99', which is not usable here"),
+        ({"device": None}, TypeError, "device is None, expected cpu"),
+        ({"batch_sizes": [True]}, ValueError, r"batch_sizes: got \[True\], expected whole numbers"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_first(run, monkeypatch, options, error, message):
+    monkeypatch.setattr(measuring, "milliseconds", None)
+    with pytest.raises(error, match=message):
+        measure_run(run, **options)
+
+
 def test_calls_are_counted_and_timed(monkeypatch):
     seen = []
     clock(monkeypatch, 0.5)

@@ -71,6 +71,9 @@ def test_the_starting_point_belongs_to_the_space():
         ({"rbm": {"lr": [0.1]}}, "rbm is a section, expected one of its settings"),
         ({"rbm.section": ["a"]}, "unknown setting 'rbm.section'"),
         ({"mlp.lr": [0.1]}, "mlp.lr does not change what the method rbm learns; expected settings of inflate, teacher"),
+        ({"teacher.name": ["sage", "gin"]}, "teacher: got 'gin', expected one of sage"),
+        ({"sampling.fan_out": ["5", "10"]}, "sampling.fan_out does not change what"),
+        ({"rbm.top_k": [3, 64], "rbm.num_experts": [4, 32]}, "rbm.top_k is 64, expected between 1 and num_experts=8"),
         ({"seed": [1, 2]}, "seed does not change what"),
         ({"evaluate_on": ["test"]}, "evaluate_on does not change what"),
         ({"rbm.lr": 0.1}, "rbm.lr is 0.1, expected a list of values, or low, high and perhaps log: true"),
@@ -97,6 +100,32 @@ def test_settings_of_attention_teachers_count_where_there_is_one():
     assert build_space(lines, START.updated({"teacher": {"name": "revgat"}}), "rbm")
     with pytest.raises(ValueError, match=r"attention\.heads does not change"):
         build_space(lines, START, "rbm")
+
+
+def test_settings_of_sampled_training_count_where_a_teacher_is_trained():
+    """Regression test: they were refused, although the teacher depends on them."""
+    lines = {"sampling.batch_size": [0, 512], "sampling.fan_out": ["5", "10"]}
+    assert build_space(lines, START, "rbm")
+    assert build_space({"sampling.fan_out": ["5"]}, START.updated({"sampling": {"batch_size": 64}}), "rbm")
+    with pytest.raises(ValueError, match=r"sampling\.batch_size does not change what the method cohop"):
+        build_space(lines, START, "cohop")
+
+
+def test_a_searched_teacher_and_its_settings():
+    assert build_space({"teacher.name": ["sage", "revgat"], "attention.heads": [1, 2]}, START, "rbm")
+
+
+def test_the_source_of_soft_labels_counts_where_a_student_learns_them():
+    assert build_space({"distill.source": ["teacher", "auto"]}, START, "glnn")
+    with pytest.raises(ValueError, match=r"distill\.source does not change"):
+        build_space({"distill.source": ["teacher", "auto"]}, START, "cohop")
+
+
+def test_values_may_contradict_the_start_if_they_fit_others_of_the_space():
+    """Regression test: ``top_k`` was compared with the experts of the starting point alone."""
+    lines = {"rbm.top_k": {"low": 2, "high": 16}, "rbm.num_experts": {"low": 4, "high": 32}}
+    space = build_space(lines, START, "rbm")
+    assert (space["rbm.top_k"].low, space["rbm.top_k"].high) == (2, 16)
 
 
 @pytest.mark.parametrize(

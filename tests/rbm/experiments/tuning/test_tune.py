@@ -166,17 +166,57 @@ def test_what_begins_badly_is_given_up(start, tmp_path, monkeypatch):
     assert found.accuracy == pytest.approx(0.91), "the start is the best, and none that was given up counts"
 
 
-def test_values_that_do_not_go_together_are_bad_not_fatal(start, tmp_path, monkeypatch):
+def test_values_that_do_not_go_together_are_bad_not_fatal(start, monkeypatch):
     space = {"rbm.num_experts": {"low": 3, "high": 4}, "rbm.top_k": {"low": 1, "high": 4}}
     judge = Search(start, "rbm", (0,), space)
-    assert judge.accuracy({"rbm.num_experts": 3, "rbm.top_k": 4}, 0, None, "cpu") == 0.0
-    assert judge.accuracy({"rbm.num_experts": 4, "rbm.top_k": 4}, 0, None, "cpu") > 0.0
+    reason = "rbm.top_k is 4, expected between 1 and num_experts=3"
+    assert judge.attempt({"rbm.num_experts": 3, "rbm.top_k": 4}, 0, None, "cpu") == (0.0, reason)
+    accuracy, reason = judge.attempt({"rbm.num_experts": 4, "rbm.top_k": 4}, 0, None, "cpu")
+    assert (accuracy > 0.0, reason) == (True, "")
 
     def diverges(*_, **__):
         raise FloatingPointError("the loss became nan")
 
     monkeypatch.setattr(search, "distill", diverges)
-    assert judge.accuracy({"rbm.num_experts": 4, "rbm.top_k": 4}, 0, None, "cpu") == 0.0
+    for values in ({"rbm.num_experts": 4, "rbm.top_k": 4}, judge.starting_values()):
+        assert judge.attempt(values, 0, None, "cpu") == (0.0, "the loss became nan")
+
+
+def test_a_trial_that_fails_counts_as_0_with_its_reason(start, tmp_path):
+    """Regression test: more experts than nodes, which only the run itself can know, ended the whole search."""
+    space = {"rbm.num_experts": [4, 5000]}
+    found = tune(start, tmp_path / "out", space=space, seeds=(0,), trials=6)
+    with open(tmp_path / "out" / "trials.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(found.rows) == 6
+    assert {row["rbm.num_experts"] for row in rows} == {"4", "5000"}
+    for row in rows:
+        fails = row["rbm.num_experts"] == "5000"
+        assert (float(row["accuracy"]) == 0, "use at most as many experts as nodes" in row["failed"]) == (fails, fails)
+
+
+def test_an_error_of_the_starting_point_ends_the_search(start, tmp_path):
+    impossible = start.updated({"rbm": {"num_experts": 5000}})
+    with pytest.raises(ValueError, match=r"rbm\.num_experts is 5000 but the observed graph has 60 nodes"):
+        tune(impossible, tmp_path / "out", space={"rbm.lr": [0.1]}, seeds=(0,), trials=3)
+
+
+@pytest.mark.parametrize(
+    ("method", "source", "asked"),
+    [("rbm", "auto", True), ("glnn", "auto", True), ("rbm", "teacher", False), ("cohop", "auto", False)],
+)
+def test_students_learn_from_the_source_that_a_run_takes(start, monkeypatch, method, source, asked):
+    """Regression test: trials never trained the MLP on labels, from which students of ``auto`` learn if it is ahead."""
+    seen = []
+
+    def train(*_, labels_alone, **__):
+        seen.append(labels_alone)
+        raise FloatingPointError
+
+    monkeypatch.setattr(search, "distill", train)
+    judge = Search(start.updated({"distill": {"source": source}}), method, (0,), {f"{method}.lr": [0.1]})
+    judge.attempt({f"{method}.lr": 0.1}, 0, None, "cpu")
+    assert seen == [asked]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +247,7 @@ def test_a_folder_of_something_else_is_left_alone(start, tmp_path):
     [
         ({}, {"trials": 0}, ValueError, "trials is 0, expected at least 1"),
         ({}, {"jobs": 0}, ValueError, "jobs is 0, expected at least 1"),
+        ({}, {"device": "tpu"}, ValueError, "device is 'tpu', expected cpu, cuda"),
         ({}, {"seeds": ()}, ValueError, "seeds is empty"),
         ({}, {"seeds": 3}, TypeError, r"seeds is 3, expected several numbers; use seeds=\(3,\)"),
         ({}, {"method": "gnn", "space": SPACE}, ValueError, "method is 'gnn', expected one of mlp"),
@@ -247,4 +288,8 @@ def test_command(start, tmp_path, monkeypatch, command):
     status, out, _ = command("tune", *few, "--method", "mlp", "--seeds", "0", "--trials", 3, "--out", "my search")
     told = "rbm distill --config 'my search/best.yaml'"
     assert (status, told in out, told in (tmp_path / "my search" / "best.yaml").read_text()) == (0, True, True)
+    (tmp_path / "space.yaml").write_text("rbm.num_experts: [8, 5000]")
+    few += ["--set", "rbm.max_epochs=2"]
+    status, out, _ = command("tune", *few, "--space", "space.yaml", "--seeds", "0", "--trials", 5, "--out", "fails")
+    assert (status, "failed" in out, "the first: rbm.num_experts is 5000 but" in out) == (0, True, True)
     assert command("tune", "--space", "no.yaml") == (2, "", "Error: search space no.yaml does not exist")
