@@ -135,9 +135,10 @@ def _accepted(name: str, value: Any, start: Config, lines: dict[str, Any]) -> An
     except ValueError as error:
         section = name.rpartition(".")[0]
         beside = [other for other in lines if other != name and str(other).rpartition(".")[0] == section]
-        for other, also in [(beside_it, also) for beside_it in beside for also in _values(lines[beside_it])]:
-            with suppress(ValueError):
-                return value_of(with_values(start, {name: value, other: also}), name)
+        for other in beside:
+            for also in _values(lines[other]):
+                with suppress(ValueError):
+                    return value_of(with_values(start, {name: value, other: also}), name)
         raise ValueError(f"search space: {error}") from error
 
 
