@@ -77,9 +77,8 @@ class CMakeBuild(build_ext):
         """Write what CMakeLists.txt would write for a build without libraries; remove libraries of an earlier build."""
         _remove(folder.glob("librbm_*.so"))
         folder.mkdir(parents=True, exist_ok=True)
-        version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)[
-            1
-        ]
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        version = re.search(r'^version = "(.*)"$', project, re.MULTILINE)[1]
         absent = ("cxx_compiler", "cxx_flags", "cuda_version", "cuda_architectures", "abi_target", "torch_version")
         info = {"version": version, "build_type": "none", **dict.fromkeys(absent)}
         (folder / "build_info.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")

@@ -258,9 +258,8 @@ def _output(*command: str) -> str:
 
 def processor() -> str:
     """The processor's name."""
-    for line in (
-        Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else ()
-    ):
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

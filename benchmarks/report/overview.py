@@ -76,9 +76,8 @@ def main(
     """Draw the picture from the committed results."""
     draw(one_node(), accuracies(RUNS / "paper.csv"), out)
     # Remove trailing blanks that Matplotlib writes in an SVG.
-    out.write_text(
-        "".join(f"{line.rstrip()}\n" for line in out.read_text(encoding="utf-8").splitlines()), encoding="utf-8"
-    )
+    lines = out.read_text(encoding="utf-8").splitlines()
+    out.write_text("".join(f"{line.rstrip()}\n" for line in lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,4 @@ def is_transformed() -> bool:
 
 def is_eager_on_cpu(x: Tensor) -> bool:
     """Whether a CPU runs the code that reads ``x``, which is neither compiled nor transformed by ``torch.func``."""
-    return (
-        x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-    )
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
