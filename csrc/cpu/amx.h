@@ -157,11 +157,13 @@ bool with_tiles(const Work& work) {
 }
 
 // sums [16 kRowTiles, 16 kColumnTiles] = left x right. `left` has a multiple of 16 pairs per row, with zeros after
-// `steps`; `right` has `steps` rows.
+// `steps`; `right` has `steps` rows. `ahead` requests the lines of the next 16 of them, which the processor would load
+// too late by itself: because it stops at every page if they come from memory, and because the registers wait for the
+// L2 cache otherwise.
 template <typename Tiles, int kRowTiles, int kColumnTiles>
 RBM_INLINE void multiply_block(
     const BFloat16Pair* left, int64_t left_stride, const BFloat16Pair* right, int64_t right_stride, int64_t steps,
-    float* sums) {
+    bool ahead, float* sums) {
   constexpr auto kColumns = std::make_integer_sequence<int, kColumnTiles>{};
   constexpr int kLeft = 4, kRight = 6;  // the first registers of either side
   const auto each = [&]<int... c>(std::integer_sequence<int, c...>, const auto& act)
@@ -181,10 +183,19 @@ RBM_INLINE void multiply_block(
       rows = rest;
       stride = kWidth;
     }
+    if (ahead && k + kRegisterRows < steps) {
+      const BFloat16Pair* const next = right + (k + kRegisterRows) * right_stride;
+      for (int64_t r = 0; r < kRegisterRows; ++r) {
+        for (int64_t c = 0; c < kColumnTiles; ++c) __builtin_prefetch(next + r * right_stride + c * kRegisterWidth);
+      }
+    }
     Tiles::template load<kLeft>(left + k, left_stride);
     if constexpr (kRowTiles == 2) Tiles::template load<kLeft + 1>(left + k + kRegisterRows * left_stride, left_stride);
     each(kColumns, [&]<int c>() __attribute__((always_inline)) {
-      Tiles::template load<kRight + c % 2>(rows + c * kRegisterWidth, stride);
+      if constexpr (c % 2 == 0) {  // two loads overlap
+        Tiles::template load<kRight>(rows + c * kRegisterWidth, stride);
+        if constexpr (c + 1 < kColumnTiles) Tiles::template load<kRight + 1>(rows + (c + 1) * kRegisterWidth, stride);
+      }
       Tiles::template multiply<c * kRowTiles, kLeft, kRight + c % 2>();
       if constexpr (kRowTiles == 2) Tiles::template multiply<c * kRowTiles + 1, kLeft + 1, kRight + c % 2>();
     });
@@ -198,10 +209,10 @@ RBM_INLINE void multiply_block(
   });
 }
 
-// Products [last - first, kColumns] of the rows [first, last) of a left side with the columns from `column` on.
+// Products [valid, kColumns] of the rows of a left side with the columns from `column` on.
 template <int kColumns>
 struct Products {
-  int64_t first, last, column;
+  int64_t column;
   const float* numbers;
 };
 
@@ -232,36 +243,31 @@ class LeftBlock {
   }
 
   // Calls act(products) with the products of `valid` rows and `width` columns, a multiple of 16 of at most
-  // kBlockColumns, in parts. `is_new` tells that the right side is probably in no cache. A processor loads lines ahead
-  // of their use, but slowly if it sees only a half of each row; so the first rows are multiplied with all columns, and
-  // the others find these in a cache.
+  // kBlockColumns, in parts. `is_new` tells that the right side is probably in no cache.
   template <typename Tiles, typename Act>
   RBM_INLINE void multiply(
       Tiles, int64_t valid, const BFloat16Pair* right, int64_t right_stride, int64_t steps, int64_t width, bool is_new,
       const Act& act) {
     alignas(64) float numbers[kBlockRows * kBlockColumns / 2];
-    const auto part = [&]<int kRowTiles, int kColumnTiles>(
-                          int64_t first, int64_t column) __attribute__((always_inline)) {
-      multiply_block<Tiles, kRowTiles, kColumnTiles>(row(first), stride_, right + column, right_stride, steps, numbers);
-      const int64_t last = std::min(valid, first + kRowTiles * kRegisterRows);
-      act(Products<kColumnTiles * kRegisterWidth>{first, last, column, numbers});
+    const auto part = [&]<int kRowTiles, int kColumnTiles>(int64_t column) __attribute__((always_inline)) {
+      multiply_block<Tiles, kRowTiles, kColumnTiles>(
+          row(0), stride_, right + column, right_stride, steps, is_new || kRowTiles == 2, numbers);
+      act(Products<kColumnTiles * kRegisterWidth>{column, numbers});
     };
-    if (valid > kRegisterRows && !(is_new && width == kBlockColumns)) {
+    if (valid > kRegisterRows) {
       int64_t column = 0;
       for (; column + 2 * kRegisterWidth <= width; column += 2 * kRegisterWidth) {
-        part.template operator()<2, 2>(0, column);
+        part.template operator()<2, 2>(column);
       }
-      if (column < width) part.template operator()<2, 1>(0, column);
+      if (column < width) part.template operator()<2, 1>(column);
       return;
     }
     // Four registers of sums, because the next product of one has to wait for the last.
-    for (int64_t first = 0; first < valid; first += kRegisterRows) {
-      switch (width / kRegisterWidth) {
-        case 4: part.template operator()<1, 4>(first, 0); break;
-        case 3: part.template operator()<1, 3>(first, 0); break;
-        case 2: part.template operator()<1, 2>(first, 0); break;
-        case 1: part.template operator()<1, 1>(first, 0); break;
-      }
+    switch (width / kRegisterWidth) {
+      case 4: return part.template operator()<1, 4>(0);
+      case 3: return part.template operator()<1, 3>(0);
+      case 2: return part.template operator()<1, 2>(0);
+      case 1: return part.template operator()<1, 1>(0);
     }
   }
 

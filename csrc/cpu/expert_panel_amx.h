@@ -85,12 +85,11 @@ RBM_INLINE void multiply_panel_amx_lanes(
         for (int64_t column = part.begin; column < end; column += kBlockColumns) {
           const int64_t width = std::min(kBlockColumns, end - column);
           const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
-            const Pair* const first = pairs + of.first;
-            const int64_t rows = of.last - of.first, at = column + of.column;
+            const int64_t at = column + of.column;
             if (p.with_gates) {
-              add_block<kBytes, kColumns, true>(p, task, first, rows, at, of.numbers, gate_lanes + of.first);
+              add_block<kBytes, kColumns, true>(p, task, pairs, valid, at, of.numbers, gate_lanes);
             } else {
-              add_block<kBytes, kColumns, false>(p, task, first, rows, at, of.numbers, gate_lanes + of.first);
+              add_block<kBytes, kColumns, false>(p, task, pairs, valid, at, of.numbers, gate_lanes);
             }
           };
           left->multiply(tiles, valid, part.panel(column, width), width, steps, width, false, add);

@@ -35,9 +35,9 @@ RBM_INLINE void multiply_columns(
         constexpr int kVectors = kColumns / L::kCount;
         typename L::Vector bias[kVectors] = {};
         for (int v = 0; v < kVectors && first == 0; ++v) L::load(bias[v], biases + of.column + v * L::kCount);
-        for (int64_t r = of.first; r < of.last; ++r) {
+        for (int64_t r = 0; r < valid; ++r) {
           const float gate = p.gates[pairs[r].index];
-          const float* const numbers = of.numbers + (r - of.first) * kColumns;
+          const float* const numbers = of.numbers + r * kColumns;
           float* const sums = p.sums_of(pairs[r]) + column + of.column;
 #pragma GCC unroll 4
           for (int v = 0; v < kVectors; ++v) {

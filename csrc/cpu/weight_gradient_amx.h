@@ -96,9 +96,8 @@ RBM_INLINE void sum_features(
         const int64_t width = std::min(kBlockColumns, columns - column);
         const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
           float* const target = room->sums.get() + n * kAmxFeatures + column + of.column;
-          for (int64_t r = of.first; r < of.last; ++r) {
-            const float* const numbers = of.numbers + (r - of.first) * kColumns;
-            add_row<kBytes>(numbers, kColumns, first == begin, target + r * kAmxFeatures);
+          for (int64_t r = 0; r < valid; ++r) {
+            add_row<kBytes>(of.numbers + r * kColumns, kColumns, first == begin, target + r * kAmxFeatures);
           }
         };
         blocks[n / kBlockRows].multiply(tiles, valid, panel_at(column), width, steps, width, false, add);
