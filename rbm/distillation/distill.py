@@ -218,12 +218,12 @@ def distill(
                 outputs, split, config, classes, methods, encodings, run, kept, progress, timings
             )
             search = chosen.outcome if chosen else read_chosen(folder)
-            facts["searched_for"] = searched_for(search)
+            name = config.teacher.name if given is None else "given"
+            facts |= {"searched_for": searched_for(search), "teacher": name}
             verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, requested, keep, **facts))
             if search:
                 verdict["search"] = search
 
-        name = config.teacher.name if given is None else "given"
         found = Distillation(
             students={method: trained_student.student for method, trained_student in trained.items()},
             method=verdict["kept"],
