@@ -104,15 +104,17 @@ def _teacher(verdict: dict[str, Any]) -> str:
         return f"{both}; its soft labels are misleading, so students learn those of the MLP instead (distill.source)."
     if not _has_edges(verdict):
         return f"{both}; without edges, it is an MLP of another shape."
-    if verdict.get("teacher") == "mlp":
+    of_mlp = verdict.get("teacher") == "mlp"
+    if of_mlp and (gain.difference > 0 or gain.is_chance):
         return f"{both}; it uses no edges, so this says nothing about the graph."
     if gain.difference > 0 and not gain.is_chance:
         return f"{both}; the graph helps."
     cause = "this may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
-    advice = "try --teacher mlp or another, distill.label_weight=0.8 or distill.neighbors=false"
-    if not verdict.get("neighbors", True):
-        advice = "try --teacher mlp or another, or distill.label_weight=0.8"
-    return f"{both}; {cause}; {advice}."
+    other = "another --teacher" if of_mlp else "--teacher mlp or another"
+    settings = ", or distill.label_weight=0.8"
+    if verdict.get("neighbors", True):
+        settings = ", distill.label_weight=0.8 or distill.neighbors=false"
+    return f"{both}; {cause}; try {other}{settings}."
 
 
 def _best(verdict: dict[str, Any]) -> str:

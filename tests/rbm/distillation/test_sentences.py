@@ -140,9 +140,11 @@ def test_nothing_is_advised_that_the_run_did():
     assert verdict_sentences({**found, **with_sign})[2].endswith(" on the same 200 nodes); try --auto.")
     assert verdict_sentences({**searched, **with_sign})[3].endswith(" on the same 200 nodes).")
     level = {"difference": 0.01, "low": -0.01, "high": 0.03, "p": 0.4, "nodes": 200}
-    for gain in (FOUND["teacher_gain"], level, lead):
+    for gain in (level, lead):
         teacher = verdict_sentences({**FOUND, "teacher": "mlp", "teacher_gain": gain})[1]
         assert teacher.endswith("); it uses no edges, so this says nothing about the graph.")
+    behind = verdict_sentences({**FOUND, "teacher": "mlp"})[1]
+    assert "; its soft labels mislead students; try another --teacher, distill.label_weight=0.8 or" in behind
 
 
 def test_many_students_are_compared_in_brief():
