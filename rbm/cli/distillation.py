@@ -149,6 +149,7 @@ def distill(
     from rbm.config.presets import FEATURES_ONLY
     from rbm.datasets.load import load_configured_dataset
     from rbm.distillation.distill import distill as run_distillation
+    from rbm.distillation.run_graph import graph_of_resumed_run
     from rbm.utils.distributed import is_main_process, joined
 
     if features_only and not auto:  # a search stores this option separately from its initial settings
@@ -196,7 +197,9 @@ def distill(
     with joined(usable_device(device)) as place:
         replaced = _stored_settings(path) if overwrite else set()
         with advise_resuming(lambda: shlex.join(again) if _stored_settings(path) - replaced else SAME_COMMAND):
-            data = load_configured_dataset(chosen).to(place)
+            continues = resume and out is not None and dataset is None
+            data = graph_of_resumed_run(out, chosen) if continues else load_configured_dataset(chosen)
+            data = data.to(place)
             result = run_distillation(
                 data,
                 named,

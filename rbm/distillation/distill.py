@@ -28,7 +28,7 @@ from rbm.datasets.validation import (
 )
 from rbm.distillation.auto.folder import read_chosen
 from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
-from rbm.distillation.finish import REPORT_SECONDS, draws, finish, summary_of
+from rbm.distillation.finish import REPORT_SECONDS, draws, finish, sizes_of, summary_of
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method, check_hidden_layer, check_teacher_of
 from rbm.distillation.result import Distillation
@@ -123,7 +123,8 @@ def distill(
             events; ``metrics.jsonl`` then contains the load as well.
         plots: also write plots and ``report.html`` at the end; if this fails, the run logs a warning. On by default if
             there is a folder, unless the environment variable ``RBM_PLOTS`` is 0.
-        console: where progress is shown, or None; by default standard error, if it is a terminal, or a notebook.
+        console: where progress is shown, or None; by default standard error, if it is a terminal, or a notebook. With
+            None and without a folder, warnings about the graph and the teacher are left out as well.
 
     Returns:
         The students and everything needed to judge them. The same seed gives the same numbers, bit for bit, on the same
@@ -146,6 +147,7 @@ def distill(
     check_flags(labels_alone=labels_alone, auto=auto, features_only=features_only, resume=resume, overwrite=overwrite)
     check_flags(measure_latency=measure_latency, tensorboard=tensorboard, plots=plots or False)
     config, teacher = _named(config, teacher)
+    warn = folder is not None or console is not None  # also without a terminal, but not for each trial of a search
     console = console_for(console)
     if not isinstance(encodings, Iterable):
         raise TypeError(f"encodings is {encodings!r}, expected a list of tensors, such as encodings=[positions]")
@@ -165,7 +167,7 @@ def distill(
     check_has_folder(folder, resume=resume, overwrite=overwrite, plots=plots, tensorboard=tensorboard)
     if tensorboard:
         check_tensorboard()
-    _check_graph(data, config, warn=folder is not None or console is not None)  # once, not per trial of a search
+    _check_graph(data, config, warn=warn)
     for place, own in enumerate(encodings):
         own_encoding(own, place, data.num_nodes)  # checked before the teacher is trained
     config = named_after_graph(config, data, folder if resume else None)
@@ -204,26 +206,26 @@ def distill(
             config, resume, overwrite = chosen.config, folder is not None, False
             given = given if isinstance(given, Tensor) else _given(teacher, config, split, classes, methods)
             timings["search"] = {"seconds": round(chosen.seconds, 3)}
-        kept, progress = Cache(cache), Progress(console if is_main_process() else None)
+        kept, progress = Cache(cache), Progress(console if is_main_process() else None, warn=warn)
         run = None
         if folder is not None:
             place = open_run(folder, config, resume=resume, overwrite=overwrite)
             run = on_main_process(lambda: opened.enter_context(place))
             now = partial(hashes, data, given, encodings, unseen_fraction)
             on_main_process(lambda: check_inputs(run, now(), (requested, keep), split.graph, resume))
-        progress.say(_sizes(split.graph, classes))
+        progress.say(sizes_of(split.graph, classes))
 
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
             outputs, trained, facts = _train(
                 outputs, split, config, classes, methods, encodings, run, kept, progress, timings
             )
             search = chosen.outcome if chosen else read_chosen(folder)
-            facts["searched_for"] = searched_for(search)
+            name = config.teacher.name if given is None else "given"
+            facts |= {"searched_for": searched_for(search), "teacher": name}
             verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, requested, keep, **facts))
             if search:
                 verdict["search"] = search
 
-        name = config.teacher.name if given is None else "given"
         found = Distillation(
             students={method: trained_student.student for method, trained_student in trained.items()},
             method=verdict["kept"],
@@ -361,7 +363,7 @@ def _train(
             outputs = prepare_teacher(split, config, classes, run=run, cache=cache, progress=progress)
     if "teacher" in cache.taken:
         timings["teacher"]["cached"] = True
-    if run is not None or not progress.is_silent:  # once, not per trial of a search
+    if progress.warn and is_main_process():
         warn_of_flat_soft_labels(outputs, split)
     encode = Encoder(split, classes, config.seed, cache, list(encodings), progress, timings)
     if any("encoding" in METHODS[method].sections for method in methods):
@@ -393,7 +395,3 @@ def _train_student(method: Method, task: DistillationTask) -> TrainedStudent:
         raise TypeError(f"method {method.title} returned a {type(trained).__name__}, expected a TrainedStudent")
     check_student(type(trained.student))
     return trained
-
-
-def _sizes(graph: Data, classes: int) -> str:
-    return f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {graph.num_features:,} features, {classes} classes"

@@ -34,6 +34,11 @@ def draws(plots: bool | None) -> bool:
     return plots or (plots is None and os.environ.get("RBM_PLOTS") != "0")
 
 
+def sizes_of(graph: Data, classes: int) -> str:
+    """What progress shows of a graph at first."""
+    return f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {graph.num_features:,} features, {classes} classes"
+
+
 def summary_of(
     config: Config,
     graph: Data,

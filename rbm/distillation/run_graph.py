@@ -112,6 +112,27 @@ def graph_of_run(run: Path, config: Config, root: Path | str | None = None) -> D
         ) from error
 
 
+def graph_of_resumed_run(run: Path, config: Config) -> Data:
+    """The graph of a run that a command continues. One that :func:`rbm.distill` was given as an object is read from the
+    run folder; a file is read again, and the run then compares it with the graph that it was started with.
+
+    Raises:
+        FileNotFoundError: the graph was given as an object and is not in the folder, or the dataset does not exist.
+        ValueError: the saved graph or the dataset is not valid.
+    """
+    if is_path(config.dataset):
+        return load_configured_dataset(config)
+    if (run / GRAPH).is_file():
+        return _read_graph(run / GRAPH)
+    if not _is_named(config.dataset):
+        raise FileNotFoundError(
+            f"run {run} was made on a graph that rbm.distill was given as an object, and has no {GRAPH}, which a run"
+            f" writes at its end; continue it from Python: rbm.distill(data, folder={str(run)!r}, resume=True) with the"
+            " other arguments as they were"
+        )
+    return load_configured_dataset(config)
+
+
 def teacher_of_run(run: Path, config: Config, split: GraphSplit, classes: int) -> nn.Module | None:
     """The teacher that a run trained, in eval mode; None if the run did not train one."""
     weights = run / "teacher.safetensors"

@@ -26,7 +26,7 @@ def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
         *([] if verdict["teacher_gain"] is None else [_teacher(verdict)]),
         _best(verdict),
         _kept(verdict),
-        _needs(verdict["needs"], _has_edges(verdict)),
+        _needs(verdict["needs"], _has_edges(verdict), searched="search" in verdict),
     ]
 
 
@@ -104,13 +104,17 @@ def _teacher(verdict: dict[str, Any]) -> str:
         return f"{both}; its soft labels are misleading, so students learn those of the MLP instead (distill.source)."
     if not _has_edges(verdict):
         return f"{both}; without edges, it is an MLP of another shape."
+    of_mlp = verdict.get("teacher") == "mlp"
+    if of_mlp and (gain.difference > 0 or gain.is_chance):
+        return f"{both}; it uses no edges, so this says nothing about the graph."
     if gain.difference > 0 and not gain.is_chance:
         return f"{both}; the graph helps."
     cause = "this may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
-    advice = "try --teacher mlp or another, distill.label_weight=0.8 or distill.neighbors=false"
-    if not verdict.get("neighbors", True):
-        advice = "try --teacher mlp or another, or distill.label_weight=0.8"
-    return f"{both}; {cause}; {advice}."
+    other = "another --teacher" if of_mlp else "--teacher mlp or another"
+    settings = ", or distill.label_weight=0.8"
+    if verdict.get("neighbors", True):
+        settings = ", distill.label_weight=0.8 or distill.neighbors=false"
+    return f"{both}; {cause}; try {other}{settings}."
 
 
 def _best(verdict: dict[str, Any]) -> str:
@@ -145,8 +149,10 @@ def _lead(verdict: dict[str, Any]) -> list[str]:
     if found.is_chance or found.difference <= 0:
         return []
     sentence = f"the teacher is {100 * found.difference:.2f} points ahead of the best student ({_interval(found)})"
-    advice = "; try --method sign, whose rows include features of neighbours, or --auto"
-    return [f"{sentence}{advice if found.difference > _FAR and _has_edges(verdict) else ''}"]
+    # What the run did already is no advice.
+    sign = [] if "sign" in verdict["cost"] else ["--method sign, whose rows include features of neighbours"]
+    advice = ", or ".join([*sign, *([] if "search" in verdict else ["--auto"])])
+    return [f"{sentence}; try {advice}" if advice and found.difference > _FAR and _has_edges(verdict) else sentence]
 
 
 def _kept(verdict: dict[str, Any]) -> str:
@@ -169,7 +175,7 @@ def _kept(verdict: dict[str, Any]) -> str:
     return f"Kept: {title_of(kept)}, {reason}{choice}."
 
 
-def _needs(needs: dict[str, dict[str, Any]], has_edges: bool) -> str:
+def _needs(needs: dict[str, dict[str, Any]], has_edges: bool, *, searched: bool) -> str:
     alone = [title_of(name) for name, need in needs.items() if not need["encodings"]]
     parts = [f"{listed(alone)}: features alone"] if alone else []
     encoded = {name: (need["encodings"], need.get("beside")) for name, need in needs.items() if need["encodings"]}
@@ -185,9 +191,9 @@ def _needs(needs: dict[str, dict[str, Any]], has_edges: bool) -> str:
     if encoded and not has_edges:
         parts.append("--features-only trains without them")
     elif encoded:
-        searched = any(beside is None for _, beside in encoded.values())
+        may_choose = not searched and any(beside is None for _, beside in encoded.values())
         choice = "--features-only trains without them, which may be better or worse"
-        parts.append(f"{choice}, and --auto chooses by validation" if searched else choice)
+        parts.append(f"{choice}, and --auto chooses by validation" if may_choose else choice)
     return f"Rows to predict: {'; '.join(parts)}."
 
 

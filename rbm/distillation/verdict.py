@@ -75,6 +75,7 @@ def judge(
     methods: Sequence[str],
     keep: str | None,
     *,
+    teacher: str = "given",
     neighbors: bool = True,
     source: str = "teacher",
     searched_for: str | None = None,
@@ -88,6 +89,7 @@ def judge(
         methods: the requested methods, one of which is kept. If there are several, :data:`LABELS_ALONE` is kept instead
             if it is ahead of all of them by more than :data:`MOST_LOST`.
         keep: the method to keep regardless of validation, or None.
+        teacher: name of the teacher, ``"given"`` if it was passed as a module or as logits.
         neighbors: whether students learned the soft labels of their neighbours.
         source: where their soft labels came from, ``"teacher"`` or :data:`LABELS_ALONE`.
         searched_for: the method for which a search has chosen the settings, or None.
@@ -99,8 +101,8 @@ def judge(
         ``teacher_lead``, the :class:`Comparison` of the teacher with the best student; ``behind``, the
         :class:`Comparison` of the best student with each other student; ``kept``, and whether it was ``asked_for``;
         ``cost``, the parameters that a prediction of each student uses; ``needs``, the columns of each student's rows,
-        with ``beside``, a description of the columns after the features if these are stored hops; ``neighbors``,
-        ``source`` and ``searched_for``, as given.
+        with ``beside``, a description of the columns after the features if these are stored hops; ``teacher``,
+        ``neighbors``, ``source`` and ``searched_for``, as given.
     """
     observed = split.observed
     known = edge_homophily(observed.edge_index, observed.y, observed.train_mask | observed.val_mask)
@@ -124,6 +126,7 @@ def judge(
         "asked_for": keep is not None,
         "cost": cost,
         "needs": {method: _needs(split, trained_student) for method, trained_student in trained.items()},
+        "teacher": teacher,
         "neighbors": neighbors,
         "source": source,
         "searched_for": searched_for,

@@ -106,15 +106,14 @@ def console_for(given: Console | Literal["auto"] | None) -> Console | None:
 
 
 class Progress:
-    """Reports the progress of a run. ``Progress(None)`` is silent."""
+    """Reports the progress of a run. ``Progress(None)`` is silent.
 
-    def __init__(self, console: Console | None) -> None:
-        self._console = console or Console(quiet=True)
+    Attributes:
+        warn: whether the run also logs warnings about what it trains on.
+    """
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing is shown."""
-        return self._console.quiet
+    def __init__(self, console: Console | None, *, warn: bool = False) -> None:
+        self._console, self.warn = console or Console(quiet=True), warn
 
     def say(self, text: str) -> None:
         """Print one line above the bars."""

@@ -327,11 +327,17 @@ def test_a_module_with_embed_shows_a_hidden_layer(small_graph, quick):
     assert rbm.distill(small_graph, teacher, config=config, methods=["mlp"]).teacher is teacher
 
 
-@pytest.mark.parametrize("stored", [True, False])
-def test_a_run_reports_flat_soft_labels_once(small_graph, quick, caplog, tmp_path, stored):
+@pytest.mark.parametrize("where", [{"folder": "run"}, {}, {"console": None}])
+def test_a_run_warns_of_flat_soft_labels_and_of_its_graph_once(
+    small_graph, quick, caplog, tmp_path, monkeypatch, where
+):
+    """Also if standard error is no terminal, as here; not if a caller wants silence, as a search does."""
+    monkeypatch.chdir(tmp_path)
     logits = 0.01 * torch.eye(3)[small_graph.y] - 1
-    rbm.distill(small_graph, logits, config=quick, methods=["glnn"], folder=tmp_path / "run" if stored else None)
-    assert caplog.text.count("teacher.min_epochs: 100") == int(stored)
+    small_graph.edge_weight = torch.ones(small_graph.num_edges)
+    rbm.distill(small_graph, logits, config=quick, methods=["glnn"], **where)
+    for words in ("teacher.min_epochs: 100", "data: edge_weight is not used"):
+        assert caplog.text.count(words) == int("console" not in where)
 
 
 def test_more_experts_than_nodes(small_graph, quick):

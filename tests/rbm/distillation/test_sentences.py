@@ -127,6 +127,26 @@ def test_a_teacher_far_ahead_of_every_student_is_reported():
     assert "RbM student uses 5,000 and is equally accurate (95%" in verdict_sentences({**FOUND, "behind": level})[2]
 
 
+def test_nothing_is_advised_that_the_run_did():
+    lead = {"difference": 0.26, "low": 0.2, "high": 0.3, "p": 0.0, "nodes": 200}
+    needs = {"mlp": {"features": 5, "encodings": 64}}
+    found = {**FOUND, "teacher_lead": lead, "needs": needs}
+    search = {"budget": 5, "trials": 0, "choice": None}
+    assert verdict_sentences(found)[4].endswith(", and --auto chooses by validation.")
+    searched = {**found, "search": search}
+    assert verdict_sentences(searched)[3].endswith("; try --method sign, whose rows include features of neighbours.")
+    assert "--auto" not in "".join(verdict_sentences(searched))
+    with_sign = {"cost": {**FOUND["cost"], "sign": 900}}
+    assert verdict_sentences({**found, **with_sign})[2].endswith(" on the same 200 nodes); try --auto.")
+    assert verdict_sentences({**searched, **with_sign})[3].endswith(" on the same 200 nodes).")
+    level = {"difference": 0.01, "low": -0.01, "high": 0.03, "p": 0.4, "nodes": 200}
+    for gain in (level, lead):
+        teacher = verdict_sentences({**FOUND, "teacher": "mlp", "teacher_gain": gain})[1]
+        assert teacher.endswith("); it uses no edges, so this says nothing about the graph.")
+    behind = verdict_sentences({**FOUND, "teacher": "mlp"})[1]
+    assert "; its soft labels mislead students; try another --teacher, distill.label_weight=0.8 or" in behind
+
+
 def test_many_students_are_compared_in_brief():
     gaps = {"glnn": (0.01, -0.01), "krd": (0.0, -0.01), "hgmd": (0.02, -0.01), "rbm": (0.08, 0.05)}
     behind = {

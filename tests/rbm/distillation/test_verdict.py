@@ -250,6 +250,7 @@ def test_the_lead_of_a_teacher_is_measured_on_validation_nodes(quick, small_grap
     few = quick.updated({"mlp": {"max_epochs": 1}})
     found = rbm.distill(small_graph, config=few, methods=["mlp"], measure_latency=False).summary["verdict"]
     accuracy = found["accuracy"]
+    assert found["teacher"] == "sage"
     assert found["teacher_lead"]["difference"] == pytest.approx(accuracy["teacher"] - accuracy["mlp"])
 
 
