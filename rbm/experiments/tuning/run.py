@@ -13,6 +13,7 @@ from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.session import Session
 from rbm.experiments.tuning.space import default_space
 from rbm.teachers import check_teacher
+from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.utils.arguments import check_sizes, usable_device
 from rbm.utils.cluster import check_ray
 from rbm.utils.files import as_path
@@ -77,6 +78,7 @@ def tune(
     search = Search(config, method, tuple(seeds), default_space(method) if space is None else space)
     if config.teacher.name != "logits":
         check_teacher(config.teacher.name)
+        check_sampling(config)
     remembered_dataset.cache_clear()  # a file may have changed since an earlier call
     search.data(search.seeds[0], device)  # report a missing graph before the folder is made
     run = run_here
