@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -51,7 +51,7 @@ def predict_folder(
     quantize: str | None = None,
     ray: bool = False,
     workers: int | None = None,
-    console: Console | None = None,
+    console: Console | Literal["auto"] | None = None,
 ) -> int:
     """Predict classes for every ``.parquet`` file of a folder; files with finished predictions are skipped.
 

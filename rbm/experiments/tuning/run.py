@@ -2,7 +2,7 @@
 
 from concurrent.futures import FIRST_COMPLETED, Executor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -37,7 +37,7 @@ def tune(
     ray: bool = False,
     cache: Path | str | None = None,
     device: str = "cpu",
-    console: Console | None = None,
+    console: Console | Literal["auto"] | None = None,
 ) -> Tuned:
     """Search for the settings with which a method's student is most accurate on validation nodes.
 
@@ -60,7 +60,7 @@ def tune(
             cluster must be able to read ``cache`` and the dataset's folder.
         cache: folder of cached teachers and encodings, shared by the trials.
         device: device on which models are trained.
-        console: where progress is shown.
+        console: where progress is shown; ``"auto"`` as in :func:`rbm.distill`.
 
     Raises:
         TypeError: ``config``, ``seeds``, ``trials`` or ``jobs`` has the wrong type.
