@@ -28,6 +28,7 @@ from rbm.datasets.validation import (
 )
 from rbm.distillation.auto.folder import read_chosen
 from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
+from rbm.distillation.choices import Choices, with_labels
 from rbm.distillation.finish import REPORT_SECONDS, draws, finish, sizes_of, summary_of
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
 from rbm.distillation.registry import METHODS, Method, check_hidden_layer, check_teacher_of
@@ -64,7 +65,7 @@ def distill(
     config: Config | None = None,
     methods: Sequence[str] | None = None,
     keep: str | None = None,
-    labels_alone: bool = True,
+    labels_alone: bool | None = None,
     auto: bool = False,
     budget: float | str | None = None,
     encodings: Sequence[Tensor] = (),
@@ -96,9 +97,9 @@ def distill(
         keep: the method whose student is kept for predictions; in a resumed run by default the one named before.
             Otherwise the best at validation, or a cheaper one that is behind it by at most half a point and by no more
             than chance (:func:`rbm.distillation.verdict.judge`).
-        labels_alone: also train the method ``labels``, an MLP that the teacher is compared with. Its student can be
-            kept only if ``keep`` names it, if ``methods`` contains it, or if there are several ``methods`` and it is
-            more than half a point ahead of all their students.
+        labels_alone: also train the method ``labels``, an MLP that the teacher is compared with; by default, unless a
+            run is resumed that was started without. Its student can be kept only if ``keep`` names it, if ``methods``
+            contains it, or if there are several ``methods`` and it is more than half a point ahead of all others.
         auto: first search for the teacher, the encodings, the student and its most important settings on validation
             nodes (:mod:`rbm.distillation.auto`). The search starts from ``config``; a given ``teacher``, ``methods``
             and ``keep`` restrict it. The run then uses the configuration that was chosen.
@@ -144,7 +145,7 @@ def distill(
         BlockingIOError: another process has the folder open.
     """
     timings, named = Timings(), teacher if isinstance(teacher, str) else None
-    check_flags(labels_alone=labels_alone, auto=auto, features_only=features_only, resume=resume, overwrite=overwrite)
+    check_flags(auto=auto, features_only=features_only, resume=resume, overwrite=overwrite)
     check_flags(measure_latency=measure_latency, tensorboard=tensorboard, plots=plots or False)
     config, teacher = _named(config, teacher)
     warn = folder is not None or console is not None  # also without a terminal, but not for each trial of a search
@@ -156,14 +157,17 @@ def distill(
             raise ValueError(f"features_only is True and encodings holds {len(encodings)}; expected one of them")
         config = without_encodings(config)
     folder = None if folder is None else as_path("folder", folder)
-    begun, named_before = choices_of(folder if resume else None, auto)
-    methods = (begun or DEFAULT_METHODS) if methods is None else methods
+    before = choices_of(folder if resume else None, auto)
+    methods = (before.methods or DEFAULT_METHODS) if methods is None else methods
+    labels_alone = before.labels_alone if labels_alone is None else labels_alone
+    check_flags(labels_alone=labels_alone)
     _check_arguments(config, methods, teacher, encodings)
     seconds = budget_in_seconds(auto, budget, encodings)
-    requested, methods = tuple(methods), _with_labels(methods, labels_alone)
-    keep = named_before if keep is None and named_before in methods else keep
+    requested, methods = tuple(methods), with_labels(methods, labels_alone)
+    keep = before.keep if keep is None and before.keep in methods else keep
     if keep is not None and keep not in methods:
         raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
+    asked = Choices(requested, keep, labels_alone)
     check_has_folder(folder, resume=resume, overwrite=overwrite, plots=plots, tensorboard=tensorboard)
     if tensorboard:
         check_tensorboard()
@@ -192,7 +196,7 @@ def distill(
                 config,
                 teacher_name=named,
                 methods=(keep,) if keep in requested else requested,
-                run=requested,
+                asked=asked,
                 budget=seconds,
                 folder=folder,
                 resume=resume,
@@ -212,7 +216,7 @@ def distill(
             place = open_run(folder, config, resume=resume, overwrite=overwrite)
             run = on_main_process(lambda: opened.enter_context(place))
             now = partial(hashes, data, given, encodings, unseen_fraction)
-            on_main_process(lambda: check_inputs(run, now(), (requested, keep), split.graph, resume))
+            on_main_process(lambda: check_inputs(run, now(), asked, split.graph, resume))
         progress.say(sizes_of(split.graph, classes))
 
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
@@ -321,11 +325,6 @@ def _check_graph(data: Data, config: Config, *, warn: bool) -> None:
         warn_of_untaught_classes(data)
         warn_of_missing_edges(data)
         warn_of_edge_weights("data", data.keys())
-
-
-def _with_labels(methods: Sequence[str], labels_alone: bool) -> tuple[str, ...]:
-    """The methods to train; the MLP that learns from labels alone is added at the end if it is not one of them."""
-    return tuple(methods) if LABELS_ALONE in methods or not labels_alone else (*methods, LABELS_ALONE)
 
 
 def _check_sizes(config: Config, methods: Sequence[str], split: GraphSplit) -> None:

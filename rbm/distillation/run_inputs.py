@@ -8,12 +8,13 @@ from torch_geometric.data import Data
 
 from rbm.datasets.readers.node_ids import IDS, INPUTS, NodeIds
 from rbm.distillation.auto.folder import BEGUN, choices_of_search
+from rbm.distillation.choices import Choices
 from rbm.distillation.run_graph import check_resumed_graph, graph_hashes
 from rbm.training.run_folder import RunFolder
 from rbm.utils.files import as_json, read_json
 from rbm.utils.tensor_files import fingerprint
 
-METHODS, KEEP = "methods", "keep"  # beside the hashes
+METHODS, KEEP, LABELS_ALONE = _CHOICES = ("methods", "keep", "labels_alone")  # beside the hashes
 
 
 def hashes(
@@ -44,24 +45,22 @@ def hashes(
     return found if fraction is None else found | {"unseen_fraction": float(fraction)}
 
 
-def choices_of(folder: Path | None, auto: bool) -> tuple[list[str] | None, str | None]:
-    """The methods that the run in a folder, or with ``auto`` its search, was asked for when it was started, and the one
-    to keep, which a run may have got when it was last resumed; None for what is unknown, or without a folder.
+def choices_of(folder: Path | None, auto: bool) -> Choices:
+    """What the run in a folder, or with ``auto`` its search, was asked for when it was started or last resumed; the
+    defaults for what is unknown, or without a folder.
     """
     if folder is None:
-        return None, None
-    if auto and (folder / BEGUN).is_file():
-        return choices_of_search(folder)
+        return Choices()
     path = folder / INPUTS
+    if (auto or not path.is_file()) and (folder / BEGUN).is_file():
+        return choices_of_search(folder)
     given = read_json(path) if path.is_file() else {}
-    return given.get(METHODS), given.get(KEEP)
+    return Choices(given.get(METHODS), given.get(KEEP), given.get(LABELS_ALONE, True))
 
 
-def check_inputs(
-    run: RunFolder, now: dict[str, str | float], choices: tuple[Sequence[str], str | None], graph: Data, resume: bool
-) -> None:
-    """Compare the hashes with those of the run that is resumed, and store them with the ``choices`` that it is asked
-    for, which may be others than before: its methods, and the one to keep or None.
+def check_inputs(run: RunFolder, now: dict[str, str | float], asked: Choices, graph: Data, resume: bool) -> None:
+    """Compare the hashes with those of the run that is resumed, and store them with what it is ``asked`` for, which may
+    be something else than before.
 
     A run of an earlier version has no hashes: they are stored when it is resumed, if the sizes of ``graph``, the graph
     of the split, are those of the run.
@@ -71,12 +70,14 @@ def check_inputs(
     """
     if resume:
         check_resumed_graph(run.path, graph)
-    path, given = run.path / INPUTS, {**now, METHODS: [*choices[0]]}
-    if choices[1] is not None:
-        given[KEEP] = choices[1]
+    path, given = run.path / INPUTS, {**now, METHODS: [*asked.methods]}
+    if asked.keep is not None:
+        given[KEEP] = asked.keep
+    if not asked.labels_alone:
+        given[LABELS_ALONE] = False
     was = read_json(path) if resume and path.is_file() else None
     if was is not None:
-        changed = [name for name in {**was, **now} if was.get(name) != now.get(name) and name not in (METHODS, KEEP)]
+        changed = [name for name in {**was, **now} if was.get(name) != now.get(name) and name not in _CHOICES]
         if IDS not in was:  # in runs of earlier versions
             changed = [name for name in changed if name != IDS]
         if changed:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -50,7 +50,7 @@ def study(
     setting: str = "transductive",
     cache: Path | str | None = None,
     device: str = "cpu",
-    console: Console | None = None,
+    console: Console | Literal["auto"] | None = None,
 ) -> Path:
     """Write ``<name>.md`` and its data to a folder: a CSV file (``complexity``) or pictures (``representation``).
 
@@ -64,7 +64,7 @@ def study(
         setting: transductive or inductive.
         cache: folder of cached teachers and encodings.
         device: device on which models are trained and timed.
-        console: where progress is shown.
+        console: where progress is shown; ``"auto"`` as in :func:`rbm.distill`.
 
     Returns:
         The path of the page.

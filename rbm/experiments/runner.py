@@ -5,6 +5,7 @@ from concurrent.futures import as_completed
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from torch_geometric.data import Data
@@ -35,7 +36,7 @@ def run_experiment(
     cache: Path | str | None = None,
     jobs: int = 1,
     device: str = "cpu",
-    console: Console | None = None,
+    console: Console | Literal["auto"] | None = None,
 ) -> list[dict[str, str]]:
     """Run what ``out`` does not contain yet, and append a row for each model as soon as it is trained.
 
@@ -48,7 +49,7 @@ def run_experiment(
             duration of the experiment.
         jobs: number of parallel processes, which share the cores.
         device: device on which models are trained.
-        console: where progress is shown.
+        console: where progress is shown; ``"auto"`` as in :func:`rbm.distill`.
 
     Returns:
         All rows of the experiments, including those of earlier runs.
@@ -108,7 +109,7 @@ def _run_missing(
     cache: Path | str | None,
     jobs: int,
     device: str,
-    console: Console | None,
+    console: Console | Literal["auto"] | None,
 ) -> list[dict[str, str]]:
     tasks = _tasks(experiments)
     done, waiting = _plan(experiments, out, jobs)

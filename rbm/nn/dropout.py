@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rbm.utils.arguments import check_probability
 from rbm.utils.transforms import is_eager_on_cpu
 
 _LEVELS = 1 << 16
@@ -27,12 +28,16 @@ def dropout(x: Tensor, p: float, training: bool = True, *, rows: Tensor | None =
 
     Returns:
         ``x / (1 - p)`` for entries that are kept, and 0 for the others.
+
+    Raises:
+        TypeError, ValueError: ``p`` is no probability in [0, 1).
     """
     if not training or p == 0:
         return x
     # Compiled code draws masks of its own. Under vmap only PyTorch's dropout can draw one mask per slice.
     if not is_eager_on_cpu(x):
         return F.dropout(x, p)
+    p = check_probability("dropout", p)  # of a layer, whose attribute may have been set since it was made
     dropped = min(round(p * _LEVELS), _LEVELS - 1)
     shape = x.shape if rows is None else (count, x.shape[1])
     words = torch.empty((math.prod(shape) + 3) // 4, dtype=torch.int64, device="cpu").random_(-(1 << 63), None)

@@ -132,7 +132,7 @@ def quantized(student: nn.Module, kind: str = "int8") -> nn.Module:
     student.
 
     Args:
-        student: a trained student in float32.
+        student: a trained student in float32, or one such layer alone.
         kind: ``int8``.
 
     Raises:
@@ -141,12 +141,13 @@ def quantized(student: nn.Module, kind: str = "int8") -> nn.Module:
             :mod:`rbm.nn.moe`.
     """
     check_kind(kind)
-    found = copy.deepcopy(student)
-    if not _replace(found):
+    holder = nn.Sequential(copy.deepcopy(student))  # the student itself may be such a layer
+    if not _replace(holder):
         raise ValueError(
             f"quantize is {kind!r}, but a {type(student).__name__} has no layer that 8 bits serve (linear layers and"
             " FusedRbMLayer); leave it out"
         )
+    found = holder[0]
     found.__dict__["_arguments"] = None  # a module rebuilt from them would not fit these weights
     return found.eval().requires_grad_(False)
 

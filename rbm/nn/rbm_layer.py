@@ -141,9 +141,11 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
             TypeError: ``h`` and the parameters differ in dtype, outside autocast.
             RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
         """
+        is_dense = isinstance(h, Tensor) and h.layout is torch.strided and not h.is_nested
         # A trace of TorchScript would contain the packed experts, whose format depends on the processor.
-        answers = not (self.training or return_routing or torch.is_grad_enabled() or torch._C._get_tracing_state())
-        if answers and isinstance(h, Tensor) and h.layout is torch.strided and not h.is_nested:
+        if is_dense and not (
+            self.training or return_routing or torch.is_grad_enabled() or torch._C._get_tracing_state()
+        ):
             if self.track_usage:
                 self._count(self.route(h).experts)
             return self._answer(h)

@@ -174,7 +174,8 @@ class MLPStudent(PackedMixin, HubMixin, nn.Module):
         """Logits ``[B, C]`` of rows ``[B, F]``; with ``return_trace`` also the :class:`Trace`. ``first`` is the output
         of the first layer, if it is already known.
         """
-        if not (self.training or return_trace or torch.is_grad_enabled()) and first is None:
+        is_plain = isinstance(x, Tensor) and first is None
+        if is_plain and not (self.training or return_trace or torch.is_grad_enabled()):
             answer = self._answer_at_once(x)
             if answer is not None:
                 return answer
@@ -237,7 +238,8 @@ class MixtureStudent(PackedMixin, HubMixin, nn.Module):
         """Logits ``[B, C]`` of rows ``[B, F]``; with ``return_trace`` also the :class:`Trace`. ``first`` is the output
         of the first layer with its routing, if it is already known.
         """
-        if not (self.training or return_trace or self.pretraining or torch.is_grad_enabled()) and first is None:
+        is_plain = isinstance(x, Tensor) and first is None
+        if is_plain and not (self.training or return_trace or self.pretraining or torch.is_grad_enabled()):
             answer = self._answer_at_once(x)
             if answer is not None:
                 return answer

@@ -1,7 +1,6 @@
 """Rows of features from a file, read in chunks: files may be larger than memory.
 
-A chunk is one batch of predictions, at most 16 MiB of float32. A ``.npy`` is mapped anew for each chunk, because pages
-that were read count as memory of the process for as long as the mapping exists.
+A chunk is one batch of predictions, at most 16 MiB of float32.
 """
 
 from collections.abc import Callable, Iterator
@@ -113,7 +112,7 @@ def _checked(path: Path, array: Any, start: int) -> Rows:
         bad = np.unique(array.nonzero()[0][~np.isfinite(array.data[array.data != 0])])
     else:
         with np.errstate(over="ignore"):  # numbers beyond float32 become infinite and are reported below
-            array = np.array(array, dtype=np.float32, order="C")
+            array = np.require(array, np.float32, ["C", "W", "O"])  # without a copy if it is one already
         bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
     if bad.size:
         raise _BadRowError(
@@ -132,7 +131,7 @@ def _open_npy(path: Path, at_once: int) -> _Read:
 
     def read() -> Iterator[np.ndarray]:
         for start in range(0, file.shape[0], at_once):
-            yield file.map()[start : start + at_once]
+            yield file.read(start, min(start + at_once, file.shape[0]))
 
     return file.shape, read
 

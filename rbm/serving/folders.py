@@ -5,12 +5,13 @@ written again. A killed run therefore continues with the missing files, and a wo
 file. If a cluster mistakes a worker for dead and two workers write the same file, both write the same bytes.
 """
 
+import logging
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -25,6 +26,7 @@ from rbm.utils.tensor_files import fingerprint
 
 MANIFEST = "predictions.json"
 _BLOCK_BYTES = 2**20
+_TIMES = "times"  # modification times of features, which may change with a copy: they are no reason to refuse
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def predict_folder(
     quantize: str | None = None,
     ray: bool = False,
     workers: int | None = None,
-    console: Console | None = None,
+    console: Console | Literal["auto"] | None = None,
 ) -> int:
     """Predict classes for every ``.parquet`` file of a folder; files with finished predictions are skipped.
 
@@ -100,6 +102,7 @@ def predict_folder(
             for name, given in (("nodes", nodes), ("neighbors", neighbors))
             if given is not None
         },
+        _TIMES: {Path(task.features).name: Path(task.features).stat().st_mtime_ns for task in tasks},
     }
     if not out.parent.is_dir():
         raise FileNotFoundError(f"predictions folder {out}: folder {out.parent} does not exist; make it")
@@ -110,6 +113,7 @@ def predict_folder(
     with only_process(out / ".predictions.lock", f"predictions folder {out}", advice):
         _claim(out, about)
         unfinished = [task for task in tasks if not _is_done(parquet, Path(task.out), rows[task])]
+        _warn_of_changed(source, out, about, {Path(task.features).name for task in tasks if task not in unfinished})
         with progress.count("files", len(tasks)) as advance:
             advance(len(tasks) - len(unfinished))
             if ray:
@@ -211,10 +215,22 @@ def _claim(out: Path, about: dict[str, Any]) -> None:
         write_json(path, about)
         return
     before = read_json(path, "predictions manifest")
-    other = [name for name in about if before.get(name) != about[name]]
+    other = [name for name in about if name != _TIMES and before.get(name) != about[name]]
     if other:
         raise FileExistsError(
             f"predictions folder {out} is of another call, which differs in {' and '.join(other)}; name a new folder"
+        )
+
+
+def _warn_of_changed(source: Path, out: Path, about: dict[str, Any], finished: set[str]) -> None:
+    """Log which features were written again since a call that described them: perhaps with other rows in the middle."""
+    before = read_json(out / MANIFEST, "predictions manifest").get(_TIMES, {})
+    changed = sorted(name for name in finished if before.get(name, about[_TIMES][name]) != about[_TIMES][name])
+    if changed:
+        logging.getLogger("rbm").warning(
+            "features folder %s: %d of the files with predictions in %s were modified since the first call, such as %s."
+            " Their size and their end are the same, and the predictions stay; if rows changed, name a new folder.",
+            *(source, len(changed), out, changed[0]),
         )
 
 

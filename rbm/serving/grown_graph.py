@@ -8,6 +8,7 @@ between new nodes and nodes of the training graph, and needs no other part of it
 
 import logging
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ def predict_graph(
     root: Path | str | None = None,
     method: str | None = None,
     quantize: str | None = None,
-    console: Console | None = None,
+    console: Console | Literal["auto"] | None = None,
 ) -> int:
     """Predict classes for all nodes of a graph that contains the graph of a run.
 

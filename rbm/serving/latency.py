@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ def measure_run(
     device: torch.device | str = "cpu",
     method: str | None = None,
     quantize: str | None = None,
-    console: Console | None = None,
+    console: Console | Literal["auto"] | None = None,
 ) -> dict[str, Any]:
     """Time a run's student, an MLP as wide as one of its experts, and the teacher, on the run's own graph.
 
@@ -65,7 +65,7 @@ def measure_run(
         device: device of the models and features.
         method: the method of the student; by default the student that the run keeps.
         quantize: ``int8`` times the student with 8-bit weights, and in float32 for comparison.
-        console: where progress is shown.
+        console: where progress is shown; ``"auto"`` as in :func:`rbm.distill`.
 
     Returns:
         The content of ``latency.json`` in the folder (``latency-METHOD.json`` if a method is given): a description of

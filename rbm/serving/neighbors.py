@@ -92,13 +92,13 @@ class Neighbors:
         self.count, self._place = shape[0], 0
         ascending, last = True, 0
         for start in range(0, self.count, _EDGES_AT_ONCE):
-            edges = np.array(self._open()[start : start + _EDGES_AT_ONCE])
+            edges = self._table.rows(start, min(start + _EDGES_AT_ONCE, self.count))
             self._check(edges[:, 0], start, rows, "rows of features")
             self._check(edges[:, 1], start, len(known), "nodes of the training graph")
             ascending = ascending and last <= edges[0, 0] and bool((np.diff(edges[:, 0].astype(np.int64)) >= 0).all())
             last = edges[-1, 0]
         if not ascending:
-            edges = np.array(self._open())
+            edges = self._table.rows(0, self.count)
             self._order = np.argsort(edges[:, 0], kind="stable")
             self._edges = edges[self._order]
 
@@ -108,9 +108,8 @@ class Neighbors:
         See :func:`rbm.datasets.encodings.transfer`. Each call must start where the last one stopped. Rows that are not
         ``wanted``, bool ``[stop - start]``, do not count as missing.
         """
-        edges = self._open()
-        end = bisect_left(range(self.count), stop, lo=self._place, key=lambda edge: int(edges[edge, 0]))
-        rows, joined = np.array(edges[self._place : end], dtype=np.int64).T
+        end = bisect_left(range(self.count), stop, lo=self._place, key=self._row_of)
+        rows, joined = np.array(self._pairs(self._place, end), dtype=np.int64).T
         self._place = end
         lacking = np.bincount(rows - start, minlength=stop - start) == 0
         lacking = np.flatnonzero(lacking if wanted is None else lacking & wanted) + start
@@ -122,14 +121,17 @@ class Neighbors:
         """Raise ValueError if an edge names a row beyond the ``rows`` rows of features."""
         if self._place < self.count:
             pair = self._place if self._order is None else self._order[self._place]
-            self._check(self._open()[self._place : self._place + 1, 0], pair, rows, "rows of features")
+            self._check(self._pairs(self._place, self._place + 1)[:, 0], pair, rows, "rows of features")
 
     def missing_message(self, rows: int) -> str | None:
         """A sentence on the rows without an edge in the file, or None."""
         return unencoded_message("row", self.missing, rows, f"have no neighbour in {self.path}", self.first_missing)
 
-    def _open(self) -> np.ndarray:
-        return self._table.rows() if self._edges is None else self._edges
+    def _row_of(self, edge: int) -> int:
+        return int(self._pairs(edge, edge + 1)[0, 0])
+
+    def _pairs(self, start: int, stop: int) -> np.ndarray:
+        return self._table.rows(start, stop) if self._edges is None else self._edges[start:stop]
 
     def _check(self, ids: np.ndarray, start: int, count: int | None, what: str) -> None:
         last = np.iinfo(np.int64).max if count is None else count - 1
@@ -227,7 +229,7 @@ class Nodes:
     def _of(self, start: int, stop: int) -> np.ndarray:
         if self._in_order:
             return np.arange(start, stop)
-        nodes = self._table.rows()[start:stop].reshape(-1)
+        nodes = self._table.rows(start, stop).reshape(-1)
         if nodes.dtype == np.uint64 and (beyond := np.flatnonzero(nodes > np.iinfo(np.int64).max)).size:
             raise self._unknown(start + beyond[0], nodes[beyond[0]])  # it would become a negative number, such as -1
         return np.array(nodes, dtype=np.int64)
@@ -248,7 +250,7 @@ class Nodes:
 class _Table:
     """A file of whole numbers. With ``ids``, the last column of a ``.csv`` holds ids, which become numbers of nodes.
 
-    A ``.npy`` is mapped anew each time, like features. A ``.csv`` with a header alone has no rows of ``columns``
+    A ``.npy`` is read in parts, like features. A ``.csv`` with a header alone has no rows of ``columns``
     numbers; one without any byte is taken for a failed write.
     """
 
@@ -267,12 +269,12 @@ class _Table:
                 self._held = held if held.size else held.reshape(0, columns)
         self.dtype, self.shape = self._held.dtype, list(self._held.shape)
 
-    def rows(self) -> np.ndarray:
-        """The content; ValueError if another process has changed the file."""
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """The rows ``start`` to ``stop - 1``; ValueError if another process has changed the file."""
         if isinstance(self._held, np.ndarray):
-            return self._held
+            return self._held[start:stop]
         with self._readable():
-            return self._held.map()
+            return self._held.read(start, stop)
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

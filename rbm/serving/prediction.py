@@ -6,6 +6,7 @@ unseen nodes of the inductive setting.
 """
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -30,7 +31,7 @@ def predict_file(
     neighbors: Path | str | None = None,
     method: str | None = None,
     quantize: str | None = None,
-    console: Console | None = None,
+    console: Console | Literal["auto"] | None = None,
 ) -> int:
     """Predict classes for the rows of a file, chunk by chunk.
 

@@ -74,7 +74,7 @@ class TeacherOutputs:
         module, observed = self.module, self.observed
         with evaluating(module):
             return broadcast_from_rank0(
-                lambda: module.embed(features_for(module, observed.x), edges_for(module, observed)).float()
+                lambda: module.embed(features_for(module, observed.x), edges_for(module, observed)).detach().float()
             )
 
 
@@ -142,11 +142,11 @@ def outputs_from_module(
     """Outputs from a trained module ``teacher(x, edge_index) -> logits [N, C]``; ``result`` is that of its training."""
     full, observed = split.graph, split.observed
     with evaluating(teacher):
-        logits = _answer(teacher, full, classes)
+        logits = _answer(teacher, full, classes).detach()  # of a parameter, or of a module that turns gradients on
         check_logits(logits, full.num_nodes, classes)
         soft_labels = logits = logits.float()  # a given module may return another dtype, such as that of autocast
         if len(split.unseen_nodes):
-            soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed)).float()
+            soft_labels = teacher(features_for(teacher, observed.x), edges_for(teacher, observed)).detach().float()
     result = result or _given_result(soft_labels, logits, split)
     return TeacherOutputs(soft_labels, logits, result, teacher, observed)
 
@@ -228,16 +228,20 @@ def _answer(teacher: nn.Module, graph: Data, classes: int) -> Tensor:
     expected = f"expected a tensor of logits [{graph.num_nodes}, {classes}]: one row a node, one column a class"
     if not isinstance(logits, Tensor):
         raise TypeError(f"{name}, which returned a {type(logits).__name__}, {expected}; return them alone")
+    _check_kind(f"{name}, which returned", logits)
     if logits.shape != (graph.num_nodes, classes):
         raise ValueError(f"{name}, which returned a tensor {list(logits.shape)}, {expected}")
     return logits
 
 
 def check_logits(logits: Tensor, nodes: int, classes: int) -> None:
-    """Raise ValueError unless ``logits`` is finite and ``[nodes, classes]``, or if its rows are probabilities.
+    """Raise ValueError unless ``logits`` is dense, real, finite and ``[nodes, classes]``, or if its rows are
+    probabilities.
 
     The softmax of probabilities is almost the same for all classes, so students would learn next to nothing from them.
     """
+    if isinstance(logits, Tensor):
+        _check_kind("teacher logits are", logits)
     if not isinstance(logits, Tensor) or logits.shape != (nodes, classes):
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
@@ -251,6 +255,20 @@ def check_logits(logits: Tensor, nodes: int, classes: int) -> None:
             "teacher logits are probabilities: no number is negative and every row sums to one; give their logarithms,"
             " such as probabilities.clamp_min(1e-9).log(), or the teacher's output before its softmax"
         )
+
+
+def _check_kind(what: str, logits: Tensor) -> None:
+    """Raise ValueError unless a tensor is dense and has real numbers; ``what`` begins the message."""
+    kinds = {
+        "meta": (logits.is_meta, ""),
+        "nested": (logits.is_nested, ""),
+        "sparse": (logits.layout is not torch.strided, "; use logits.to_dense()"),
+        "quantized": (logits.is_quantized, "; use logits.dequantize()"),
+        "complex": (logits.is_complex(), ""),
+    }
+    for kind, (found, remedy) in kinds.items():
+        if found:
+            raise ValueError(f"{what} a {kind} tensor, expected a dense one of real numbers{remedy}")
 
 
 def _are_probabilities(table: Tensor) -> bool:

@@ -17,6 +17,7 @@ try:
 except ModuleNotFoundError:  # Windows
     resource = None
 
+_APART = 16
 _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -63,9 +64,9 @@ def open_npy(path: Path, mode: str = "r") -> np.ndarray:
 
 
 class NpyFile:
-    """An ``.npy`` that is mapped anew for each part that is read, while other processes may write to its folder.
+    """An ``.npy`` that is read in parts, while other processes may write to its folder.
 
-    Pages that were read count as memory of the process for as long as their mapping exists.
+    It is not mapped, which takes as long: the process would end if the file is truncated while a part is copied.
 
     Args:
         path: the file.
@@ -81,12 +82,32 @@ class NpyFile:
         self.path = path
         self._state = self._written()  # before it is opened: a file that replaces it in between is noticed
         array = open_npy(path)
-        self.shape, self.dtype = array.shape, array.dtype
+        self.shape, self.dtype, self._offset = array.shape, array.dtype, array.offset
+        self._by_columns = not array.flags.c_contiguous
 
-    def map(self) -> np.ndarray:
-        """The array; ValueError if the file is not the one that was opened first, with the same content."""
-        array = open_npy(self.path)
-        if self._written() != self._state:
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The rows ``start`` to ``stop - 1`` of an array of one or two dimensions.
+
+        Raises:
+            ValueError: the file is not the one that was opened first, with the same content.
+        """
+        rows, width = stop - start, math.prod(self.shape[1:])
+        if self._by_columns:
+            # Columns that are a power of two apart would share lines of the caches.
+            parts = np.empty((width, rows + _APART), self.dtype)[:, :rows]
+            array, places = parts.T, range(start, start + width * self.shape[0], self.shape[0])
+        else:
+            array = np.empty((rows, *self.shape[1:]), self.dtype)
+            parts, places = [array], [start * width]
+        try:
+            with open(self.path, "rb") as file:
+                read = 0
+                for part, place in zip(parts, places, strict=True):
+                    file.seek(self._offset + place * self.dtype.itemsize)
+                    read += file.readinto(part.reshape(-1).view(np.uint8))
+        except OSError as error:
+            raise ValueError(first_line(error)) from error
+        if read != array.nbytes or self._written() != self._state:
             raise ValueError("another process has changed it since it was opened; repeat the command")
         return array
 

@@ -106,14 +106,14 @@ def console_for(given: Console | Literal["auto"] | None) -> Console | None:
 
 
 class Progress:
-    """Reports the progress of a run. ``Progress(None)`` is silent.
+    """Reports the progress of a run. ``Progress(None)`` is silent; see :func:`console_for`.
 
     Attributes:
         warn: whether the run also logs warnings about what it trains on.
     """
 
-    def __init__(self, console: Console | None, *, warn: bool = False) -> None:
-        self._console, self.warn = console or Console(quiet=True), warn
+    def __init__(self, console: Console | Literal["auto"] | None, *, warn: bool = False) -> None:
+        self._console, self.warn = console_for(console) or Console(quiet=True), warn
 
     def say(self, text: str) -> None:
         """Print one line above the bars."""
@@ -156,14 +156,14 @@ class Progress:
 
 
 @contextmanager
-def count_runs(console: Console | None, what: str, total: int) -> Iterator[Bar]:
+def count_runs(console: Console | Literal["auto"] | None, what: str, total: int) -> Iterator[Bar]:
     """One bar for several runs: how many are done, elapsed and remaining time, and the last run."""
     columns = (
         *(_text("{task.description}", "bold"), BarColumn(bar_width=24), MofNCompleteColumn()),
         *(TimeElapsedColumn(), _LeftColumn()),
         _text("{task.fields[status]}"),
     )
-    console = console or Console(quiet=True)
+    console = console_for(console) or Console(quiet=True)
     with _bar(console, what, total, columns, _RunLines, speed_estimate_period=3600) as bar:
         yield bar
 

@@ -19,6 +19,7 @@ import yaml
 from rbm.config import LATER_SETTINGS, Config, differences
 from rbm.distillation.auto.search import Search, rows, sampler
 from rbm.distillation.auto.space import Space
+from rbm.distillation.choices import Choices
 from rbm.training.run_files import begin_list, list_file, remove_run
 from rbm.training.run_folder import check_place
 from rbm.utils.files import read_yaml, write_csv, write_text
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _STUDY = "auto"
 BEGUN = "auto.yaml"
-_MAY_CHANGE = ("budget", "config.root", "halves")
+_MAY_CHANGE = ("budget", "config.root", "halves", "keep", "labels_alone")
 _HALVES = "paired"  # an earlier version drew different halves and did not store answers
 # With the journal that SQLite may leave behind when the process is killed.
 _FILES = ("auto.db", "auto.db-journal", "auto.csv")
@@ -68,7 +69,7 @@ class AutoFolder:
                         f"run folder {path} holds a search of other settings: {name.removeprefix('config.')} (was"
                         f" {was}, now {now}); give them as they were, to go on, or use another --out"
                     )
-        else:
+        if self.chosen is None:  # what may change is stored too
             self._write({})
 
     @contextmanager
@@ -141,10 +142,11 @@ def read_begun(path: Path | str) -> dict[str, Any]:
     return found
 
 
-def choices_of_search(path: Path) -> tuple[list[str], str | None]:
-    """The methods that a search was started for, and the one to keep: that of a search for it alone, else None."""
+def choices_of_search(path: Path) -> Choices:
+    """What the run after a search is asked for."""
     known = read_begun(path)["search"]
-    return known["run"], known["methods"][0] if known["methods"] != known["run"] else None
+    alone = known["methods"][0] if known["methods"] != known["run"] else None
+    return Choices(known["run"], known.get("keep", alone), known.get("labels_alone", True))
 
 
 def read_chosen(path: Path | str | None) -> dict[str, Any] | None:
@@ -157,16 +159,20 @@ def config_of(description: dict[str, Any]) -> Config:
     return Config().updated(LATER_SETTINGS).updated(description["config"])
 
 
-def describe(space: Space, run: tuple[str, ...], budget: float, graph: str) -> dict[str, Any]:
+def describe(space: Space, asked: Choices, budget: float, graph: str) -> dict[str, Any]:
     """The settings that define a search. When it is resumed, only :data:`_MAY_CHANGE` may differ.
 
     Args:
         space: search space.
-        run: methods that the run trains after the search.
+        asked: what the run after the search is asked for.
         budget: seconds.
         graph: fingerprint of the graph.
     """
-    what = {"halves": _HALVES, "methods": list(space.methods), "run": list(run), "teacher": space.teacher}
+    what = {"halves": _HALVES, "methods": list(space.methods), "run": [*asked.methods], "teacher": space.teacher}
     if space.features_only:  # absent in searches of earlier versions
         what["features_only"] = True
+    if asked.keep not in (None, *asked.methods):  # a search for one of them is for it alone
+        what["keep"] = asked.keep
+    if not asked.labels_alone:
+        what["labels_alone"] = False
     return {**what, "budget": budget, "graph": graph, "config": asdict(space.given)}

@@ -18,6 +18,7 @@ from rbm.datasets.splits import halved, split_for
 from rbm.distillation.auto.folder import AutoFolder, describe, new_study, open_auto
 from rbm.distillation.auto.search import MOST_HALVES, Search, point_of, rows
 from rbm.distillation.auto.space import GIVEN, MODULE, Point, Space
+from rbm.distillation.choices import Choices
 from rbm.distillation.result import Distillation
 from rbm.distillation.sentences import search_sentence
 from rbm.distillation.verdict import rows_of
@@ -135,7 +136,7 @@ def choose(
     *,
     teacher_name: str | None,
     methods: tuple[str, ...],
-    run: tuple[str, ...],
+    asked: Choices,
     budget: float,
     folder: Path | str | None,
     resume: bool,
@@ -150,8 +151,8 @@ def choose(
 
     ``train`` is :func:`rbm.distill`, which trains every trial. ``teacher`` is a trained module for all trials, or None.
     ``teacher_name`` is the name of the teacher of all trials, or None to search for it. ``methods`` are searched;
-    ``run`` are the methods trained afterwards. ``budget`` is in seconds; ``reserve`` seconds of it are for the end of
-    the run, after its trainings. The other arguments are those of :func:`rbm.distill`.
+    ``asked`` is what the run after the search is asked for. ``budget`` is in seconds; ``reserve`` seconds of it are for
+    the end of the run, after its trainings. The other arguments are those of :func:`rbm.distill`.
 
     Raises:
         ValueError: Optuna is not installed, several processes train together, or the folder contains another search.
@@ -164,14 +165,14 @@ def choose(
             f"auto is asked for in {world_size()} processes that train together; search in one process, then train with"
             " the config.yaml of its run folder"
         )
-    space = Space(config, methods, teacher_name if teacher is None else MODULE, features_only, run)
+    space = Space(config, methods, teacher_name if teacher is None else MODULE, features_only, asked.methods)
     observed = _observed(data, config, unseen_fraction)
     judge = Judge(train, observed, num_classes(data), space, teacher)
     progress = Progress(console)
-    options = {"budget": budget, "run": run, "reserve": reserve}
+    options = {"budget": budget, "run": asked.methods, "reserve": reserve}
     if folder is None:
         return _search(judge, new_study(), None, cache, console, options)
-    description = describe(space, run, budget, _graph_name(observed))
+    description = describe(space, asked, budget, _graph_name(observed))
     with open_auto(Path(folder), description, resume=resume, overwrite=overwrite) as place:
         if place.chosen is not None:
             progress.say(f"search: finished before, taken from {place.path}")

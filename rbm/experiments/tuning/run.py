@@ -2,7 +2,7 @@
 
 from concurrent.futures import FIRST_COMPLETED, Executor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -13,6 +13,7 @@ from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.session import Session
 from rbm.experiments.tuning.space import default_space
 from rbm.teachers import check_teacher
+from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.utils.arguments import check_sizes, usable_device
 from rbm.utils.cluster import check_ray
 from rbm.utils.files import as_path
@@ -36,7 +37,7 @@ def tune(
     ray: bool = False,
     cache: Path | str | None = None,
     device: str = "cpu",
-    console: Console | None = None,
+    console: Console | Literal["auto"] | None = None,
 ) -> Tuned:
     """Search for the settings with which a method's student is most accurate on validation nodes.
 
@@ -59,7 +60,7 @@ def tune(
             cluster must be able to read ``cache`` and the dataset's folder.
         cache: folder of cached teachers and encodings, shared by the trials.
         device: device on which models are trained.
-        console: where progress is shown.
+        console: where progress is shown; ``"auto"`` as in :func:`rbm.distill`.
 
     Raises:
         TypeError: ``config``, ``seeds``, ``trials`` or ``jobs`` has the wrong type.
@@ -77,6 +78,7 @@ def tune(
     search = Search(config, method, tuple(seeds), default_space(method) if space is None else space)
     if config.teacher.name != "logits":
         check_teacher(config.teacher.name)
+        check_sampling(config)
     remembered_dataset.cache_clear()  # a file may have changed since an earlier call
     search.data(search.seeds[0], device)  # report a missing graph before the folder is made
     run = run_here

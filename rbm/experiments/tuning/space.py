@@ -8,7 +8,7 @@ A space is written in YAML, with one line per setting::
 """
 
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from rbm.config import ATTENTION_TEACHERS, Config, nested
 from rbm.config.presets import read_own
 from rbm.distillation.registry import METHODS, learns_soft_labels
 from rbm.teachers import check_teacher
+from rbm.teachers.neighbor_sampling import check_sampler
 from rbm.utils.files import read_yaml
 from rbm.utils.studies import import_optuna
 
@@ -104,6 +105,7 @@ def _distribution(name: str, line: Any, start: Config, method: str, lines: dict[
     _check_read(name, start, method, lines)
     if isinstance(line, list) and line:
         values = [_accepted(name, value, start, lines) for value in line]
+        _check_installed(name, values, start)
         return import_optuna().distributions.CategoricalDistribution(tuple(dict.fromkeys([*values, known])))
     if not isinstance(line, dict) or not {"low", "high"} <= set(line) <= _RANGE:
         raise ValueError(
@@ -116,6 +118,7 @@ def _distribution(name: str, line: Any, start: Config, method: str, lines: dict[
     if low > high or not isinstance(log, bool):
         raise ValueError(f"search space: {name} is {line!r}, expected low not above high, and log true or false")
     low, high = min(low, known), max(high, known)
+    _check_installed(name, [high], start)
     if log and low <= 0:
         raise ValueError(
             f"search space: {name} reaches from {low} (it starts at {known}), which a range with log: true cannot hold;"
@@ -140,6 +143,12 @@ def _accepted(name: str, value: Any, start: Config, lines: dict[str, Any]) -> An
                 with suppress(ValueError):
                     return value_of(with_values(start, {name: value, other: also}), name)
         raise ValueError(f"search space: {error}") from error
+
+
+def _check_installed(name: str, values: list[Any], start: Config) -> None:
+    """Reject batches of sampled neighbourhoods without the library that samples: each trial with them would fail."""
+    if name == "sampling.batch_size" and max(values) > 0:
+        check_sampler(replace(start.sampling, batch_size=max(values)))
 
 
 def _values(line: Any) -> list[Any]:

@@ -117,3 +117,12 @@ def test_a_resumed_run_has_its_own_methods_and_keeps_the_named_one(small_graph, 
         assert again.method == other
     assert [*rbm.distill(small_graph, methods=["glnn"], resume=True, **options).students] == ["glnn", "labels"]
     assert [*rbm.distill(small_graph, overwrite=True, **options).students] == ["mlp", "rbm", "labels"]
+
+
+def test_a_run_without_the_mlp_on_labels_is_resumed_without(small_graph, quick, tmp_path):
+    """Regression test: the resumed run trained that MLP too, and other students could learn from it."""
+    options = {"config": quick, "methods": ["mlp"], "folder": tmp_path / "run", "console": None}
+    rbm.distill(small_graph, labels_alone=False, **options)
+    for given, expected in ((None, False), (True, True), (None, True), (False, False), (None, False)):
+        found = rbm.distill(small_graph, labels_alone=given, resume=True, **options)
+        assert ("labels" in found.students) is expected

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import rbm
 from rbm.nn import dropout as dropout_module
 from rbm.nn.dropout import Dropout, dropout
 
@@ -109,3 +110,17 @@ def test_vmap_draws_one_mask_per_slice_or_one_for_all():
     same = torch.func.vmap(lambda x: dropout(x, 0.5), randomness="same")(ones)
     assert torch.unique(same, dim=0).shape[0] == 1
     assert torch.equal(same.unique(), torch.tensor([0.0, 2.0]))
+
+
+@pytest.mark.parametrize("wrong", [2.0, 1.0, -0.5, float("nan"), "half"])
+def test_a_dropout_that_is_set_later_is_checked(wrong):
+    """Regression test: only the constructor looked at it, and -0.5 or 2.0 gave an output."""
+    layers = [
+        rbm.FusedRbMLayer(6, 4, num_experts=4, top_k=2),
+        rbm.RbMFeedForward(6, 8, num_experts=4, top_k=2),
+        rbm.MLPStudent(6, 8, 4),
+    ]
+    for layer in layers:
+        layer.dropout = wrong
+        with pytest.raises((TypeError, ValueError), match=rf"^dropout is '?{wrong}'?( \(str\))?, expected a"):
+            layer(torch.randn(5, 6))

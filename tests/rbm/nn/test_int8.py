@@ -185,3 +185,15 @@ def test_another_kind_is_refused(tmp_path, command, arguments):
     assert "quantize is 'int4', expected int8; leave it out for float32" in err
     with pytest.raises(ValueError, match="quantize is 'int4', expected int8"):
         rbm.load(tmp_path / "run", quantize="int4")
+
+
+@pytest.mark.parametrize(
+    "layer", [rbm.FusedRbMLayer(16, 8, num_experts=4, top_k=2), torch.nn.Linear(16, 8)], ids=["rbm", "linear"]
+)
+def test_a_layer_alone(layer):
+    """Regression test: it was refused with the words that it has no such layer, by its own name."""
+    alone, within, x = quantized(layer), quantized(torch.nn.Sequential(layer)), torch.randn(5, 16)
+    assert isinstance(alone, Int8Layer)
+    assert not alone.training
+    assert torch.equal(alone(x), within(x))
+    assert not isinstance(layer, Int8Layer)

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import rbm
 from rbm import FusedRbMLayer, RbMFeedForward
-from rbm.nn.students import RbMStudent
+from rbm.nn.students import MLPStudent, RbMStudent
 
 LAYERS = {
     "FusedRbMLayer": (lambda: FusedRbMLayer(6, 4, 5, 3), "weight"),
@@ -175,8 +175,12 @@ def test_torchscript_names_what_to_use_instead(case):
 def test_symbolic_traces_need_the_layer_as_a_leaf(case):
     layer, _ = case
     model, x = nn.Sequential(nn.Linear(6, 6), layer).eval(), torch.randn(9, 6)
-    with pytest.raises(TypeError, match=r"make the layer a leaf of the tracer .*, or use torch\.export\.export"):
-        torch.fx.symbolic_trace(model)
+    for refused in (model, layer, RbMStudent(6, 8, 4), MLPStudent(6, 8, 4)):
+        for training in (True, False):
+            with pytest.raises(
+                TypeError, match=r"make the layer a leaf of the tracer .*, or use torch\.export\.export"
+            ):
+                torch.fx.symbolic_trace(refused.train(training))
 
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, module, name):

@@ -191,6 +191,28 @@ def test_predictions_of_something_else_stay(run, features, tmp_path):
         predict_folder(run, features, foreign)
 
 
+def test_features_that_are_changed_in_the_middle_are_warned_of(run, tmp_path, caplog):
+    """Regression test: one value in a file of more than a MiB was changed, and old predictions stayed in silence."""
+    (folder := tmp_path / "features").mkdir()
+    x = np.random.default_rng(0).normal(size=(90_000, F)).astype(np.float32)
+
+    def write() -> None:
+        columns = {f"f{i}": column for i, column in enumerate(x.T)}
+        parquet.write_table(pyarrow.table(columns), folder / "part.parquet", compression="none", use_dictionary=False)
+
+    write()
+    size = (folder / "part.parquet").stat().st_size
+    assert size > 2 * 2**20
+    for _ in range(2):
+        predict_folder(run, folder, tmp_path / "out")
+    assert not caplog.records
+    x[10, 0] = 0.5
+    write()
+    assert (folder / "part.parquet").stat().st_size == size
+    predict_folder(run, folder, tmp_path / "out")
+    assert "were modified since the first call, such as part.parquet." in caplog.text
+
+
 def test_predictions_with_other_neighbors_stay(features, tmp_path):
     run, neighbors = make_run(tmp_path / "run", encodings=torch.randn(NODES, D)), tmp_path / "neighbors"
     neighbors.mkdir()

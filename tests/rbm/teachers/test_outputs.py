@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import rbm
 from rbm.datasets.splits import split_graph
 from rbm.teachers.outputs import check_logits, outputs_from_logits, outputs_from_module, warn_of_flat_soft_labels
 
@@ -74,3 +75,41 @@ def test_a_given_module_may_answer_in_any_precision(small_graph, setting, dtype)
 
     outputs = outputs_from_module(Other(), split_graph(small_graph, setting), 3)
     assert {t.dtype for t in (outputs.soft_labels, outputs.logits, outputs.embedding("a test"))} == {torch.float32}
+
+
+class Stored(torch.nn.Module):
+    """A teacher that answers with what it holds."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, x, edge_index):
+        return self.logits
+
+
+KINDS = {
+    "sparse": lambda logits: logits.to_sparse_csr(),
+    "nested": lambda logits: torch.nested.nested_tensor([logits], layout=torch.jagged),
+    "quantized": lambda logits: torch.quantize_per_tensor(logits, 0.1, 0, torch.qint8),
+    "complex": lambda logits: logits.to(torch.complex64),
+    "meta": lambda logits: logits.to("meta"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_of_another_kind_are_named(kind, small_graph):
+    """Regression test: they ended in errors of PyTorch."""
+    logits = KINDS[kind](torch.randn(60, 3))
+    for teacher, what in ((logits, "^teacher logits are"), (Stored(logits), "^teacher is a Stored, which returned")):
+        with pytest.raises(ValueError, match=f"{what} a {kind} tensor, expected a dense one of real numbers"):
+            rbm.distill(small_graph, teacher, methods=["mlp"])
+
+
+def test_a_teacher_that_answers_with_a_parameter(small_graph):
+    """Regression test: students were trained through it, which failed in the second epoch."""
+    logits = torch.randn(60, 3)
+    quick = rbm.Config().updated({"mlp": {"max_epochs": 3, "hidden_channels": 8}, "encoding": {"deepwalk": False}})
+    options = {"config": quick, "methods": ["mlp"], "measure_latency": False}
+    found = rbm.distill(small_graph, Stored(torch.nn.Parameter(logits)), **options)
+    assert found.summary["mlp"] == rbm.distill(small_graph, logits, **options).summary["mlp"]

@@ -1,10 +1,12 @@
 """NumPy files: the sizes that a header declares are checked against the file and the memory."""
 
+import os
+
 import numpy as np
 import pytest
 
 from rbm.utils import arrays
-from rbm.utils.arrays import check_memory, open_npy, read_npz
+from rbm.utils.arrays import NpyFile, check_memory, open_npy, read_npz
 
 
 def test_memory_that_no_machine_has():
@@ -45,3 +47,33 @@ def test_a_file_that_is_none(tmp_path):
     for name in ("none.npy", "none.npz"):
         with pytest.raises(ValueError, match=r"No such file"):
             (open_npy(tmp_path / name) if name.endswith("npy") else read_npz(tmp_path / name, ()))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 1), (0, 3), (7, 0)])
+@pytest.mark.parametrize("dtype", ["<f4", ">i8", "?"])
+def test_parts_of_a_file(order, shape, dtype, tmp_path):
+    array = np.asarray(np.random.default_rng(0).integers(0, 9, shape), dtype=dtype, order=order)
+    np.save(tmp_path / "x.npy", array)
+    file = NpyFile(tmp_path / "x.npy")
+    assert (file.shape, file.dtype) == (array.shape, array.dtype)
+    for start, stop in ((0, len(array)), (min(2, len(array)), min(5, len(array))), (0, 0)):
+        part = file.read(start, stop)
+        assert part.dtype == array.dtype
+        assert np.array_equal(part, array[start:stop])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_file_that_is_truncated_while_it_is_read(order, tmp_path, monkeypatch):
+    """Regression test: a part was copied from a map, and the process ended by SIGBUS."""
+    path = tmp_path / "x.npy"
+    np.save(path, np.ones((5_000, 3), order=order))
+    file, empty = NpyFile(path), np.empty
+
+    def truncated(*arguments):
+        os.truncate(path, 4096)
+        return empty(*arguments)
+
+    monkeypatch.setattr(np, "empty", truncated)
+    with pytest.raises(ValueError, match="another process has changed it since it was opened"):
+        file.read(0, 5_000)

@@ -101,3 +101,16 @@ def test_without_a_console_nothing_is_said(capsys):
     with count_runs(None, "runs", 2) as bar:
         bar.update(1, "x")
     assert capsys.readouterr() == ("", "")
+
+
+def test_every_function_takes_auto_for_a_console(capsys):
+    """Regression test: only rbm.distill took it; elsewhere it ended in an AttributeError."""
+    Progress("auto").say("one")
+    with count_runs("auto", "runs", 2) as bar:
+        bar.update(1)
+    assert capsys.readouterr() == ("", "")
+    for refused in ("Auto", 3):
+        with pytest.raises(TypeError, match=r"^console is .*, expected a rich\.console\.Console"):
+            Progress(refused)
+        with pytest.raises(TypeError, match=r"^console is "), count_runs(refused, "runs", 2):
+            pass

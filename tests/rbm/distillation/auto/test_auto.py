@@ -198,15 +198,6 @@ def test_killed_and_resumed_ends_with_the_same_choice(small_graph, start, tmp_pa
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_search_is_continued_for_the_methods_that_it_was_started_with(small_graph, start, tmp_path):
-    """Regression test: ``--resume --auto`` refused a search for one student if ``keep`` was not given again."""
-    options = {"folder": tmp_path, "budget": 6}
-    first = distilled(small_graph, start, methods=["glnn", "rbm"], keep="rbm", **options)
-    again = distilled(small_graph, start, resume=True, **options)
-    assert (again.method, [*again.students], again.config) == ("rbm", ["glnn", "rbm", "labels"], first.config)
-
-
-@pytest.mark.usefixtures("clock")
 def test_what_is_given_restricts(small_graph, start):
     named = distilled(small_graph, start, teacher="gcn", methods=["glnn"])
     assert {(row["teacher"], row["method"]) for row in named.trials} == {("gcn", "glnn")}

@@ -91,6 +91,23 @@ def test_labels_of_the_next_round(split, threshold):
     assert (labels[~train] >= 0).any()
 
 
+def test_a_confidence_at_the_threshold_is_not_enough(directed_graph):
+    """Node 39 has the prediction of its only neighbour, node 38: a quarter for each class."""
+    directed_graph.edge_index = torch.tensor([[38], [39]])
+    directed_graph.train_mask = torch.arange(40) < 8
+    directed_graph.val_mask = torch.arange(40) == 38
+
+    def label_of_node_39(threshold: float) -> int:
+        ours = trainer_of(split_graph(directed_graph), threshold=threshold)
+        with torch.no_grad():
+            for parameter in ours.model.parameters():
+                parameter.zero_()
+        return int(ours.next_labels()[39])
+
+    assert label_of_node_39(0.25) == -1
+    assert label_of_node_39(0.2499) >= 0
+
+
 def test_validation_chooses_the_smoothing(directed_graph):
     """Node 1, a validation node, has class 2 by its own logits, and class 3 by its only neighbour, training node 0."""
     directed_graph.edge_index = torch.tensor([[0], [1]])

@@ -205,3 +205,19 @@ def test_rows_of_another_width_are_told():
 def test_the_student_has_the_rounds_up_to_the_selected_one(small_graph, quick):
     found = rbm.distill(small_graph, config=quick, methods=["trees"], labels_alone=False, measure_latency=False)
     assert found.student.rounds == found.summary["trees"]["best_epoch"] + 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_no_precision_judges_the_selected_round_by_the_last_one(precision, small_graph, quick, monkeypatch):
+    """Mixed precision judges a restored model again, but a trainer of trees has the scores of its last round."""
+    real = TreesTrainer.evaluate
+
+    def evaluate(self):
+        found = real(self)
+        return found._replace(val=1.0 if self.rounds == 2 else 0.5)
+
+    monkeypatch.setattr(TreesTrainer, "evaluate", evaluate)
+    config = quick.updated({"precision": precision, "trees": {"max_epochs": 4}})
+    logits = torch.zeros(small_graph.num_nodes, 3)
+    found = rbm.distill(small_graph, logits, config=config, methods=["trees"], measure_latency=False).summary["trees"]
+    assert (found["best_epoch"], found["val_accuracy"]) == (1, 1.0)

@@ -1,6 +1,7 @@
 """The space of a search, and settings that are rejected before anything runs."""
 
 import pytest
+from torch_geometric import typing
 
 from rbm.config import Config, flat, nested
 from rbm.config.presets import preset_config
@@ -102,9 +103,15 @@ def test_settings_of_attention_teachers_count_where_there_is_one():
         build_space(lines, START, "rbm")
 
 
-def test_settings_of_sampled_training_count_where_a_teacher_is_trained():
+def test_settings_of_sampled_training_count_where_a_teacher_is_trained(monkeypatch):
     """Regression test: they were refused, although the teacher depends on them."""
+    monkeypatch.setattr(typing, "WITH_PYG_LIB", False)
+    monkeypatch.setattr(typing, "WITH_TORCH_SPARSE", False)
     lines = {"sampling.batch_size": [0, 512], "sampling.fan_out": ["5", "10"]}
+    for refused in (lines, {"sampling.batch_size": {"low": 0, "high": 512}}):
+        with pytest.raises(ValueError, match=r"^sampling\.batch_size is 512, but PyTorch Geometric's sampler"):
+            build_space(refused, START, "rbm")
+    monkeypatch.setattr(typing, "WITH_PYG_LIB", True)
     assert build_space(lines, START, "rbm")
     assert build_space({"sampling.fan_out": ["5"]}, START.updated({"sampling": {"batch_size": 64}}), "rbm")
     with pytest.raises(ValueError, match=r"sampling\.batch_size does not change what the method cohop"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from rbm_process import RbmProcess
+from torch_geometric import typing
 
 from rbm.config import Config
 from rbm.datasets import load_dataset
@@ -252,10 +253,13 @@ def test_a_folder_of_something_else_is_left_alone(start, tmp_path):
         ({}, {"seeds": 3}, TypeError, r"seeds is 3, expected several numbers; use seeds=\(3,\)"),
         ({}, {"method": "gnn", "space": SPACE}, ValueError, "method is 'gnn', expected one of mlp"),
         ({"teacher": {"name": "gin"}}, {}, ValueError, "teacher: got 'gin'"),
+        ({"sampling": {"batch_size": 8}}, {}, ValueError, "^sampling.batch_size is 8, but PyTorch Geometric's sampler"),
         ({"dataset": "cora", "root": "nowhere"}, {}, FileNotFoundError, "nowhere"),
     ],
 )
-def test_mistakes_leave_nothing(start, tmp_path, changes, options, error, message):
+def test_mistakes_leave_nothing(start, tmp_path, monkeypatch, changes, options, error, message):
+    monkeypatch.setattr(typing, "WITH_PYG_LIB", False)
+    monkeypatch.setattr(typing, "WITH_TORCH_SPARSE", False)
     with pytest.raises(error, match=message):
         tune(start.updated(changes), tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
