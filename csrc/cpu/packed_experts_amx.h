@@ -23,6 +23,7 @@ RBM_INLINE void multiply_columns(
   const BFloat16* const matrix = p.experts.values + expert * height * padded_columns<float, kBytes>(p.experts.outputs);
   const int64_t inner = std::min(2 * kAmxInner, features - 2 * first), steps = operands_of<BFloat16Pair>(inner);
   const int64_t count = p.pairs->count(expert);
+  const bool begins = p.own_sums && first == 0;  // nothing else is added to these sums
   for (int64_t i = 0; i < count; i += kBlockRows) {
     const Pair* const pairs = p.pairs->of(expert) + i;
     const int64_t valid = std::min(kBlockRows, count - i);
@@ -43,8 +44,12 @@ RBM_INLINE void multiply_columns(
           for (int v = 0; v < kVectors; ++v) {
             typename L::Vector product, sum;
             L::load(product, numbers + v * L::kCount);
-            L::load(sum, sums + v * L::kCount);
-            sum += gate * (product + bias[v]);
+            if (begins) {
+              sum = gate * (product + bias[v]);
+            } else {
+              L::load(sum, sums + v * L::kCount);
+              sum += gate * (product + bias[v]);
+            }
             L::store(sums + v * L::kCount, sum);
           }
         }
@@ -63,7 +68,7 @@ RBM_INLINE void multiply_packed_amx_lanes(
   const int64_t features = p.experts.features, padded = padded_columns<float, kBytes>(p.experts.outputs);
   const int64_t begin = first_panel * kBlockColumns, end = std::min(last_panel * kBlockColumns, padded);
   const bool is_large = p.experts.num_experts * features * padded > kAmxCached;
-  p.clear(begin, end);
+  if (!p.own_sums) p.clear(begin, end);
   for (int64_t e = p.first_expert; e < p.last_expert; ++e) {
     const int64_t columns = is_large && p.pairs->count(e) > kBlockRows ? kAmxColumns : end - begin;
     for (int64_t first = 0; first == 0 || 2 * first < features; first += kAmxInner) {
