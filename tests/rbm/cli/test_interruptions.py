@@ -111,7 +111,7 @@ def test_a_resumed_run_says_so_while_its_graph_is_read(command, monkeypatch, tmp
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rbm.datasets.load.load_configured_dataset", interrupted)
+    monkeypatch.setattr("rbm.distillation.run_graph.graph_of_resumed_run", interrupted)
     _, _, err = command("distill", "--out", tmp_path, "--resume")
     assert err.strip().endswith(f"continue by rbm distill --out {tmp_path} --resume")
 
