@@ -111,9 +111,10 @@ def predict_folder(
     out.mkdir(exist_ok=True)
     advice = "wait for it, or name another folder"
     with only_process(out / ".predictions.lock", f"predictions folder {out}", advice):
-        _claim(out, about)
+        before = _claim(out, about)
         unfinished = [task for task in tasks if not _is_done(parquet, Path(task.out), rows[task])]
-        _warn_of_changed(source, out, about, {Path(task.features).name for task in tasks if task not in unfinished})
+        finished = {Path(task.features).name for task in tasks if task not in unfinished}
+        _warn_of_changed(source, out, before.get(_TIMES, {}), about[_TIMES], finished)
         with progress.count("files", len(tasks)) as advance:
             advance(len(tasks) - len(unfinished))
             if ray:
@@ -204,8 +205,12 @@ def _is_done(parquet: Any, path: Path, rows: int) -> bool:
         return False
 
 
-def _claim(out: Path, about: dict[str, Any]) -> None:
-    """Record what the folder's predictions were made from, or compare it with the record of an earlier call."""
+def _claim(out: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Record what the folder's predictions were made from, or compare it with the record of an earlier call.
+
+    Returns:
+        The record in the folder, of this call or the earlier one.
+    """
     path = out / MANIFEST
     if not path.exists():
         for left in out.glob(f".{MANIFEST}-*.partial"):  # of a call killed here; this one holds the lock
@@ -213,19 +218,19 @@ def _claim(out: Path, about: dict[str, Any]) -> None:
         if not is_free(out):
             raise FileExistsError(f"predictions folder {out} holds other files; name a new or an empty one")
         write_json(path, about)
-        return
+        return about
     before = read_json(path, "predictions manifest")
     other = [name for name in about if name != _TIMES and before.get(name) != about[name]]
     if other:
         raise FileExistsError(
             f"predictions folder {out} is of another call, which differs in {' and '.join(other)}; name a new folder"
         )
+    return before
 
 
-def _warn_of_changed(source: Path, out: Path, about: dict[str, Any], finished: set[str]) -> None:
+def _warn_of_changed(source: Path, out: Path, was: dict[str, int], now: dict[str, int], finished: set[str]) -> None:
     """Log which features were written again since a call that described them: perhaps with other rows in the middle."""
-    before = read_json(out / MANIFEST, "predictions manifest").get(_TIMES, {})
-    changed = sorted(name for name in finished if before.get(name, about[_TIMES][name]) != about[_TIMES][name])
+    changed = sorted(name for name in finished if was.get(name, now[name]) != now[name])
     if changed:
         logging.getLogger("rbm").warning(
             "features folder %s: %d of the files with predictions in %s were modified since the first call, such as %s."
