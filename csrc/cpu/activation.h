@@ -54,24 +54,32 @@ RBM_INLINE void gelu(typename Lanes<Acc, kBytes>::Vector& numbers) {
   }
 }
 
+// numbers = their activation, which multiplies with `factors` if it is gated.
+template <int kBytes, typename Acc>
+RBM_INLINE void activate_vector(
+    Activation activation, const typename Lanes<Acc, kBytes>::Vector& factors,
+    typename Lanes<Acc, kBytes>::Vector& numbers) {
+  switch (activation) {
+    case Activation::kRelu: numbers = numbers < 0 ? numbers * 0 : numbers; break;  // keeps NaN
+    case Activation::kGelu: gelu<kBytes, Acc>(numbers); break;
+    case Activation::kSilu: silu<kBytes, Acc>(numbers); break;
+    case Activation::kSwiglu:
+      silu<kBytes, Acc>(numbers);
+      numbers *= factors;
+      break;
+  }
+}
+
 // target[i] = the activation of source[i], and of values[i] if it is gated. Whole vectors are read.
 template <int kBytes, typename Acc, typename Row>
 RBM_INLINE void activate_lanes(
     Activation activation, const Acc* source, const Acc* values, int64_t features, Row* target) {
   using L = Lanes<Acc, kBytes>;
   for (int64_t i = 0; i < features; i += L::kCount) {
-    typename L::Vector numbers, factors;
+    typename L::Vector numbers, factors{};
     L::load(numbers, source + i);
-    switch (activation) {
-      case Activation::kRelu: numbers = numbers < 0 ? numbers * 0 : numbers; break;  // keeps NaN
-      case Activation::kGelu: gelu<kBytes, Acc>(numbers); break;
-      case Activation::kSilu: silu<kBytes, Acc>(numbers); break;
-      case Activation::kSwiglu:
-        silu<kBytes, Acc>(numbers);
-        L::load(factors, values + i);
-        numbers *= factors;
-        break;
-    }
+    if (activation == Activation::kSwiglu) L::load(factors, values + i);
+    activate_vector<kBytes, Acc>(activation, factors, numbers);
     Row rounded[L::kCount];
     if constexpr (std::is_same_v<Row, BFloat16>) {
       store_rounded<kBytes>(rounded, numbers);

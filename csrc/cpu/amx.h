@@ -156,14 +156,24 @@ bool with_tiles(const Work& work) {
   return false;
 }
 
+// Of kColumnTiles registers of columns, the second half is `apart` pairs after the first one.
+template <int kColumnTiles>
+constexpr int64_t kHalfWidth = std::max(kColumnTiles / 2, 1) * kRegisterWidth;
+template <int kColumnTiles>
+constexpr int64_t column_of(int64_t tile, int64_t apart) {
+  const int64_t column = tile * kRegisterWidth;
+  return column < kHalfWidth<kColumnTiles> ? column : apart + column - kHalfWidth<kColumnTiles>;
+}
+
 // sums [16 kRowTiles, 16 kColumnTiles] = left x right. `left` has a multiple of 16 pairs per row, with zeros after
-// `steps`; `right` has `steps` rows. `ahead` requests the lines of the next 16 of them, which the processor would load
-// too late by itself: because it stops at every page if they come from memory, and because the registers wait for the
-// L2 cache otherwise.
-template <typename Tiles, int kRowTiles, int kColumnTiles>
+// `steps`; `right` has `steps` rows, of columns that are adjacent if `apart` is kHalfWidth. `ahead` requests the lines
+// of the next 16 rows, which the processor would load too late by itself: because it stops at every page if they come
+// from memory, and because the registers wait for the L2 cache otherwise. meanwhile(i) is called in the i-th of the
+// kRegisterRows steps.
+template <typename Tiles, int kRowTiles, int kColumnTiles, typename Meanwhile>
 RBM_INLINE void multiply_block(
-    const BFloat16Pair* left, int64_t left_stride, const BFloat16Pair* right, int64_t right_stride, int64_t steps,
-    bool ahead, float* sums) {
+    const BFloat16Pair* left, int64_t left_stride, const BFloat16Pair* right, int64_t right_stride, int64_t apart,
+    int64_t steps, bool ahead, float* sums, const Meanwhile& meanwhile) {
   constexpr auto kColumns = std::make_integer_sequence<int, kColumnTiles>{};
   constexpr int kLeft = 4, kRight = 6;  // the first registers of either side
   const auto each = [&]<int... c>(std::integer_sequence<int, c...>, const auto& act)
@@ -175,30 +185,42 @@ RBM_INLINE void multiply_block(
   BFloat16Pair rest[kRegisterRows * kColumnTiles * kRegisterWidth];
   for (int64_t k = 0; k < steps; k += kRegisterRows) {
     const BFloat16Pair* rows = right + k * right_stride;
-    int64_t stride = right_stride;
+    int64_t stride = right_stride, half = apart;
     if (steps - k < kRegisterRows) {
       constexpr int64_t kWidth = kColumnTiles * kRegisterWidth;
       std::memset(rest, 0, sizeof(rest));
-      for (int64_t r = 0; r < steps - k; ++r) std::memcpy(rest + r * kWidth, rows + r * stride, 4 * kWidth);
+      for (int64_t r = 0; r < steps - k; ++r) {
+        for (int64_t c = 0; c < kColumnTiles; ++c) {
+          BFloat16Pair* const target = rest + r * kWidth + c * kRegisterWidth;
+          std::memcpy(target, rows + r * stride + column_of<kColumnTiles>(c, apart), 4 * kRegisterWidth);
+        }
+      }
       rows = rest;
       stride = kWidth;
+      half = kHalfWidth<kColumnTiles>;
     }
     if (ahead && k + kRegisterRows < steps) {
       const BFloat16Pair* const next = right + (k + kRegisterRows) * right_stride;
       for (int64_t r = 0; r < kRegisterRows; ++r) {
-        for (int64_t c = 0; c < kColumnTiles; ++c) __builtin_prefetch(next + r * right_stride + c * kRegisterWidth);
+        for (int64_t c = 0; c < kColumnTiles; ++c) {
+          __builtin_prefetch(next + r * right_stride + column_of<kColumnTiles>(c, apart));
+        }
       }
     }
     Tiles::template load<kLeft>(left + k, left_stride);
     if constexpr (kRowTiles == 2) Tiles::template load<kLeft + 1>(left + k + kRegisterRows * left_stride, left_stride);
     each(kColumns, [&]<int c>() __attribute__((always_inline)) {
       if constexpr (c % 2 == 0) {  // two loads overlap
-        Tiles::template load<kRight>(rows + c * kRegisterWidth, stride);
-        if constexpr (c + 1 < kColumnTiles) Tiles::template load<kRight + 1>(rows + (c + 1) * kRegisterWidth, stride);
+        const auto load = [&]<int t>() __attribute__((always_inline)) {
+          Tiles::template load<kRight + t % 2>(rows + column_of<kColumnTiles>(t, half), stride);
+        };
+        load.template operator()<c>();
+        if constexpr (c + 1 < kColumnTiles) load.template operator()<c + 1>();
       }
       Tiles::template multiply<c * kRowTiles, kLeft, kRight + c % 2>();
       if constexpr (kRowTiles == 2) Tiles::template multiply<c * kRowTiles + 1, kLeft + 1, kRight + c % 2>();
     });
+    meanwhile(k / kRegisterRows);
   }
   each(kColumns, [&]<int c>() __attribute__((always_inline)) {
     constexpr int64_t kStride = kColumnTiles * kRegisterWidth;
@@ -209,11 +231,12 @@ RBM_INLINE void multiply_block(
   });
 }
 
-// Products [valid, kColumns] of the rows of a left side with the columns from `column` on.
+// Rows [first, last) of the products, [last, kColumns], of a left side with the columns from `column` on.
 template <int kColumns>
 struct Products {
   int64_t column;
   const float* numbers;
+  int64_t first, last;
 };
 
 // The left side of at most kBlockRows rows, each with room for `pairs` pairs.
@@ -242,36 +265,92 @@ class LeftBlock {
     std::memcpy(target + i, source + i, (count - i) * sizeof(BFloat16));
   }
 
-  // Calls act(products) with the products of `valid` rows and `width` columns, a multiple of 16 of at most
-  // kBlockColumns, in parts. `is_new` tells that the right side is probably in no cache.
-  template <typename Tiles, typename Act>
+  // Multiplies `valid` rows with the columns [begin, end), whose number is a multiple of 16. panel(column, width)
+  // returns the right side of `width` columns, as the stride too, for each kBlockColumns of them. act(products, first,
+  // last) gets rows [first, last) of the products, in parts of some columns. `is_new` tells that the right side is
+  // probably in no cache.
+  template <typename Tiles, typename Panel, typename Act>
   RBM_INLINE void multiply(
-      Tiles, int64_t valid, const BFloat16Pair* right, int64_t right_stride, int64_t steps, int64_t width, bool is_new,
+      Tiles, int64_t valid, int64_t begin, int64_t end, int64_t steps, bool is_new, const Panel& panel,
       const Act& act) {
-    alignas(64) float numbers[kBlockRows * kBlockColumns / 2];
-    const auto part = [&]<int kRowTiles, int kColumnTiles>(int64_t column) __attribute__((always_inline)) {
-      multiply_block<Tiles, kRowTiles, kColumnTiles>(
-          row(0), stride_, right + column, right_stride, steps, is_new || kRowTiles == 2, numbers);
-      act(Products<kColumnTiles * kRegisterWidth>{column, numbers});
+    int64_t column = begin;
+    const auto whole_parts = [&]<int kRowTiles, int kColumnTiles>() __attribute__((always_inline)) {
+      constexpr int64_t kWidth = kColumnTiles * kRegisterWidth;
+      Parts<Tiles, kRowTiles, kColumnTiles, Act> parts(this, valid, steps, is_new, act);
+      for (; column + kWidth <= end; column += kWidth) {
+        const int64_t inside = (column - begin) % kBlockColumns, first = column - inside;
+        const int64_t width = std::min(kBlockColumns, end - first);
+        parts.multiply(panel(first, width) + inside, width, kHalfWidth<kColumnTiles>, column);
+      }
+      parts.finish();
     };
     if (valid > kRegisterRows) {
-      int64_t column = 0;
-      for (; column + 2 * kRegisterWidth <= width; column += 2 * kRegisterWidth) {
-        part.template operator()<2, 2>(column);
-      }
-      if (column < width) part.template operator()<2, 1>(column);
+      whole_parts.template operator()<2, 2>();
+      whole_parts.template operator()<2, 1>();
       return;
     }
     // Four registers of sums, because the next product of one has to wait for the last.
-    switch (width / kRegisterWidth) {
-      case 4: return part.template operator()<1, 4>(0);
-      case 3: return part.template operator()<1, 3>(0);
-      case 2: return part.template operator()<1, 2>(0);
-      case 1: return part.template operator()<1, 1>(0);
-    }
+    whole_parts.template operator()<1, 4>();
+    whole_parts.template operator()<1, 3>();
+    whole_parts.template operator()<1, 2>();
+    whole_parts.template operator()<1, 1>();
+  }
+
+  // The same for whole blocks of columns, and as many that are `apart` pairs after them. The first half of the numbers
+  // of a row of a part are products of the former, the second half those of the latter.
+  template <typename Tiles, typename Panel, typename Act>
+  RBM_INLINE void multiply_both(
+      Tiles, int64_t valid, int64_t begin, int64_t end, int64_t apart, int64_t steps, bool is_new, const Panel& panel,
+      const Act& act) {
+    const auto all = [&]<int kRowTiles, int kColumnTiles>() __attribute__((always_inline)) {
+      Parts<Tiles, kRowTiles, kColumnTiles, Act> parts(this, valid, steps, is_new, act);
+      for (int64_t column = begin; column < end; column += kHalfWidth<kColumnTiles>) {
+        const int64_t inside = (column - begin) % kBlockColumns;
+        parts.multiply(panel(column - inside, kBlockColumns) + inside, kBlockColumns, apart, column);
+      }
+      parts.finish();
+    };
+    if (valid > kRegisterRows) return all.template operator()<2, 2>();
+    all.template operator()<1, 4>();
   }
 
  private:
+  // Parts of columns, one after the other. A part's products are used while the next part is multiplied: the
+  // processor's vector units are idle then.
+  template <typename Tiles, int kRowTiles, int kColumnTiles, typename Act>
+  class Parts {
+   public:
+    RBM_INLINE Parts(LeftBlock* left, int64_t valid, int64_t steps, bool is_new, const Act& act)
+        : left_(left), valid_(valid), steps_(steps), is_new_(is_new), act_(act) {}
+
+    RBM_INLINE void multiply(const BFloat16Pair* right, int64_t right_stride, int64_t apart, int64_t column) {
+      const int64_t rows = waiting_.last, rounds = std::max<int64_t>(1, ceil_div(steps_, kRegisterRows));
+      const int64_t at_once = ceil_div(rows, rounds);
+      float* const target = numbers_[waiting_.numbers == numbers_[0]];
+      multiply_block<Tiles, kRowTiles, kColumnTiles>(
+          left_->row(0), left_->stride_, right, right_stride, apart, steps_, is_new_ || kRowTiles == 2, target,
+          [&](int64_t step) __attribute__((always_inline)) {
+            waiting_.first = step * at_once;
+            waiting_.last = std::min(waiting_.first + at_once, rows);
+            if (waiting_.first < rows) act_(waiting_);
+          });
+      waiting_ = {column, target, 0, valid_};
+      if (steps_ == 0) finish();  // the next part has no steps either
+    }
+    RBM_INLINE void finish() {
+      if (waiting_.last > 0) act_(waiting_);
+      waiting_.last = 0;
+    }
+
+   private:
+    LeftBlock* left_;
+    int64_t valid_, steps_;
+    bool is_new_;
+    const Act& act_;
+    Products<kColumnTiles * kRegisterWidth> waiting_{};  // those of the last part that have not been used
+    alignas(64) float numbers_[2][kRowTiles * kRegisterRows * kColumnTiles * kRegisterWidth];
+  };
+
   int64_t stride_;
   Scratch<BFloat16Pair> pairs_;
 };

@@ -66,16 +66,18 @@ void multiply(const Product<T, Operand>& p) {
   const int64_t all_gates = p.count * p.top_k;
   const auto sums_of_parts = scratch<Acc>(has_parts ? parts * all_gates : 0);
   Acc* const gate_sums = has_parts ? sums_of_parts.get() : p.grad_gates;
-  parallel_for(0, groups * parts, 1, [&](int64_t begin, int64_t end) {
+  parallel_tasks(groups * parts, torch::stable::get_num_threads(), [&](const auto& take) {
     PairsByExpert pairs(size.rows, p.top_k, p.num_experts);
     const auto sums = scratch<Acc>(kConverts ? size.rows * width : 0);
     const auto room = scratch<Operand>(p.packed == nullptr ? kPackedTogether : 0);
     const auto each_task = [&](const auto& multiply_task) {
-      for (int64_t i = begin; i < end; ++i) {
+      int64_t listed = -1;
+      for (int64_t i = take(); i < groups * parts; i = take()) {
         const int64_t group = i / parts, part = i % parts;
         const int64_t first = group * size.rows, rows = std::min(size.rows, p.count - first);
         const int64_t column = part * width, columns = std::min(width, p.to - column);
-        if (i == begin || part == 0) pairs.list(p.experts, first, first + rows);
+        if (group != listed) pairs.list(p.experts, first, first + rows);
+        listed = group;
         Task<Acc, Operand> task{
             .pairs = &pairs,
             .first_row = first,

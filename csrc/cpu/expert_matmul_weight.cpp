@@ -28,11 +28,11 @@ void sum_experts(const WeightGrad<T>& w, int64_t num_experts) {
   constexpr bool kConverts = !std::is_same_v<T, Acc>;
   const int64_t width = slice_width<Operand>(w.out_features);
   const int64_t slices = width > 0 ? ceil_div(w.out_features, width) : 0;
-  parallel_for(0, slices * num_experts, 1, [&](int64_t begin, int64_t end) {
+  parallel_tasks(slices * num_experts, torch::stable::get_num_threads(), [&](const auto& take) {
     // Sums in another type than the gradients are those of one slice only.
     const auto sums = scratch<Acc>(kConverts ? width * (w.in_features + 1) : 0);
     const auto each_slice = [&](const auto& act) {
-      for (int64_t i = begin; i < end; ++i) {
+      for (int64_t i = take(); i < slices * num_experts; i = take()) {
         const int64_t expert = i % num_experts, first = i / num_experts * width;
         const int64_t last = std::min(first + width, w.out_features);
         T* const weight = w.grad_weight + (expert * w.out_features + first) * w.in_features;

@@ -10,29 +10,28 @@ namespace rbm::cpu {
 template <int kBytes>
 using GateLanes = typename Lanes<float, kBytes>::Vector[kBlockRows];
 
-// Adds the products of `count` pairs with kColumns columns from `column` on to their sums, and to those for their
-// gates.
+// Adds products of pairs to their sums, and to those for their gates.
 template <int kBytes, int kColumns, bool kWithGates>
 RBM_INLINE void add_block(
-    const Product<BFloat16, BFloat16Pair>& p, const Task<float, BFloat16Pair>& task, const Pair* pairs, int64_t count,
-    int64_t column, const float* numbers, typename Lanes<float, kBytes>::Vector* gate_lanes) {
+    const Product<BFloat16, BFloat16Pair>& p, const Task<float, BFloat16Pair>& task, const Pair* pairs,
+    const Products<kColumns>& of, typename Lanes<float, kBytes>::Vector* gate_lanes) {
   using L = Lanes<float, kBytes>;
   constexpr int kVectors = kColumns / L::kCount;
-  if (column + kColumns > p.to) {
-    for (int64_t r = 0; r < count; ++r) {
-      add_products(p, task, pairs[r], numbers + r * kColumns, column, p.to - column);
+  if (of.column + kColumns > p.to) {
+    for (int64_t r = of.first; r < of.last; ++r) {
+      add_products(p, task, pairs[r], of.numbers + r * kColumns, of.column, p.to - of.column);
     }
     return;
   }
-  for (int64_t r = 0; r < count; ++r) {
+  for (int64_t r = of.first; r < of.last; ++r) {
     const float gate = p.gates[pairs[r].index];
-    float* const out = task.sums_of(pairs[r]) + column - task.begin;
-    const BFloat16* const x = p.x + pairs[r].row * p.x_stride + column;
+    float* const out = task.sums_of(pairs[r]) + of.column - task.begin;
+    const BFloat16* const x = p.x + pairs[r].row * p.x_stride + of.column;
     typename L::Vector total{};
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       typename L::Vector product, sum;
-      L::load(product, numbers + r * kColumns + v * L::kCount);
+      L::load(product, of.numbers + r * kColumns + v * L::kCount);
       L::load(sum, out + v * L::kCount);
       sum += gate * product;
       L::store(out + v * L::kCount, sum);
@@ -82,18 +81,15 @@ RBM_INLINE void multiply_panel_amx_lanes(
         for (int64_t r = 0; r < valid; ++r) {
           left->set(r, p.rows + pairs[r].row * p.row_stride + part.first, part.inner);
         }
-        for (int64_t column = part.begin; column < end; column += kBlockColumns) {
-          const int64_t width = std::min(kBlockColumns, end - column);
-          const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
-            const int64_t at = column + of.column;
-            if (p.with_gates) {
-              add_block<kBytes, kColumns, true>(p, task, pairs, valid, at, of.numbers, gate_lanes);
-            } else {
-              add_block<kBytes, kColumns, false>(p, task, pairs, valid, at, of.numbers, gate_lanes);
-            }
-          };
-          left->multiply(tiles, valid, part.panel(column, width), width, steps, width, false, add);
-        }
+        const auto panel = [&](int64_t column, int64_t width) { return part.panel(column, width); };
+        const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
+          if (p.with_gates) {
+            add_block<kBytes, kColumns, true>(p, task, pairs, of, gate_lanes);
+          } else {
+            add_block<kBytes, kColumns, false>(p, task, pairs, of, gate_lanes);
+          }
+        };
+        left->multiply(tiles, valid, part.begin, end, steps, false, panel, add);
         if (p.with_gates) add_gate_lanes<kBytes>(task, pairs, valid, gate_lanes);
       }
     });

@@ -48,20 +48,26 @@ int64_t divisible_panels(const PackedLayer<T>& layer, const PackedSizes& sizes) 
   return layer.experts.outputs > features && features % sizes.width != 0 ? 1 : sizes.panels(features);
 }
 
+// The hidden rows of the rows from `first_row` on.
+template <typename T>
+HiddenRows hidden_rows(const PackedLayer<T>& layer, int64_t first_row) {
+  const GivenPairs<T>& given = *layer.given;
+  const int64_t bytes = hidden_bytes<T>(given.features);
+  return {given.hidden + first_row * layer.routing.top_k * bytes, bytes, given.features, *given.writes};
+}
+
 // The first product, expert by expert, so that what is activated comes from a cache. multiply(first, last) multiplies
 // panels of columns.
 template <typename T, typename Operand, typename Multiply>
 void write_hidden(
-    const PackedLayer<T>& layer, const PackedSizes& sizes, int64_t first_row, int64_t first_panel, int64_t last_panel,
-    PackedProduct<T, Operand>* product, const Multiply& multiply) {
+    const PackedLayer<T>& layer, const PackedSizes& sizes, const HiddenRows& hidden, int64_t first_panel,
+    int64_t last_panel, PackedProduct<T, Operand>* product, const Multiply& multiply) {
   using Row = PackedProduct<T, Operand>::Row;
-  const GivenPairs<T>& given = *layer.given;
-  const int64_t features = given.features, bytes = hidden_bytes<T>(features);
+  const int64_t features = hidden.features;
   const bool is_whole = last_panel - first_panel == divisible_panels(layer, sizes);
   const int64_t begin = first_panel * sizes.width;
   const int64_t end = is_whole ? features : std::min(last_panel * sizes.width, features);
   const int64_t padded = packed_rows<Operand>(features) - 1;
-  std::byte* const hidden = given.hidden + first_row * layer.routing.top_k * bytes;
   for (int64_t e = 0; e < layer.experts.num_experts; ++e) {
     const Pair* const pairs = product->pairs->of(e);
     const int64_t count = product->pairs->count(e);
@@ -78,26 +84,26 @@ void write_hidden(
     }
     for (int64_t i = 0; i < count; ++i) {
       const auto* const sums = product->sums_of(pairs[i]);
-      Row* const row = reinterpret_cast<Row*>(hidden + pairs[i].index * bytes);
-      activate(*given.writes, sums + begin, sums + features + begin, end - begin, row + begin);
+      Row* const row = reinterpret_cast<Row*>(hidden.numbers + pairs[i].index * hidden.bytes);
+      activate(hidden.activation, sums + begin, sums + features + begin, end - begin, row + begin);
       if (end == features) std::fill(row + features, row + padded, Row(Accumulation<T>(0)));
     }
   }
 }
 
-// Processes rows [begin, end) and panels of columns [first_panel, last_panel) in one thread.
-template <typename Operand, typename T>
+// Processes panels of columns [first_panel, last_panel) in one thread, of the rows that take() returns until it returns
+// none; at most `most` at once.
+template <typename Operand, typename T, typename Take>
 void serve(
-    const PackedLayer<T>& layer, const PackedSizes& sizes, int64_t begin, int64_t end, int64_t first_panel,
+    const PackedLayer<T>& layer, const PackedSizes& sizes, const Take& take, int64_t most, int64_t first_panel,
     int64_t last_panel) {
   using Acc = Accumulation<T>;
   using Row = PackedProduct<T, Operand>::Row;
   const int64_t outputs = layer.experts.outputs, features = layer.experts.features, padded = sizes.padded(outputs);
   const int64_t num_experts = layer.experts.num_experts, top_k = layer.routing.top_k;
-  const int64_t most = rows_at_once(num_experts, top_k);
-  Workplace<T, Operand> own(layer, std::min(end - begin, most), padded);
-  for (int64_t first = begin; first < end; first += most) {
-    const int64_t rows = std::min(most, end - first);
+  Workplace<T, Operand> own(layer, most, padded);
+  for (RowRange part = take(); part.count > 0; part = take()) {
+    const int64_t first = part.first, rows = part.count;
     const GivenPairs<T>* const given = layer.given;
     if (layer.is_routed) {
       Routing<T> routing = layer.routing;
@@ -147,10 +153,14 @@ void serve(
     // With one kernel or the other.
     const auto all = [&](const auto& multiply) {
       if (!layer.writes_hidden()) return multiply(first_panel, last_panel);
-      write_hidden(layer, sizes, first, first_panel, last_panel, &product, multiply);
+      write_hidden(layer, sizes, hidden_rows(layer, first), first_panel, last_panel, &product, multiply);
     };
     const bool with_amx = with_tiles<Operand>([&](auto tiles) {
       LeftBlock left(std::min(kAmxInner, operands_of<Operand>(features)));
+      if (layer.writes_hidden() && are_whole_blocks(features, hidden_rows(layer, first))) {
+        const int64_t from = first_panel * sizes.width, to = std::min(last_panel * sizes.width, given->features);
+        return activate_packed_amx(tiles, product, hidden_rows(layer, first), from, to, &left);
+      }
       all([&](int64_t from, int64_t to) { multiply_packed_amx(tiles, product, from, to, &left); });
     });
     if (!with_amx) all([&](int64_t from, int64_t to) { multiply_packed(product, from, to); });
@@ -168,7 +178,32 @@ void serve(
   }
 }
 
+// Processes rows [begin, end) in one thread.
+template <typename Operand, typename T>
+void serve_rows(
+    const PackedLayer<T>& layer, const PackedSizes& sizes, int64_t begin, int64_t end, int64_t first_panel,
+    int64_t last_panel) {
+  const int64_t most = std::min(rows_at_once(layer.experts.num_experts, layer.routing.top_k), end - begin);
+  const auto take = [&] {
+    const RowRange part{begin, std::min(most, end - begin)};
+    begin += part.count;
+    return part;
+  };
+  serve<Operand>(layer, sizes, take, most, first_panel, last_panel);
+}
+
 }  // namespace
+
+template <typename T>
+void answer_alone(const PackedLayer<T>& layer, int64_t rows) {
+  const PackedSizes sizes = PackedSizes::of<Accumulation<T>>();
+  with_operand<T>([&]<typename Operand>(Operand) {
+    serve_rows<Operand>(layer, sizes, 0, rows, 0, divisible_panels(layer, sizes));
+  });
+}
+template void answer_alone(const PackedLayer<double>&, int64_t);
+template void answer_alone(const PackedLayer<float>&, int64_t);
+template void answer_alone(const PackedLayer<BFloat16>&, int64_t);
 
 template <typename T>
 void answer(const PackedLayer<T>& layer, int64_t rows) {
@@ -179,9 +214,15 @@ void answer(const PackedLayer<T>& layer, int64_t rows) {
       rows * (layer.routing.top_k * sizes.padded(experts.outputs) + routed) * experts.features;
   const Call call;
   const Split split = Split::of(call, rows, multiplications, experts.outputs, panels);
+  RowQueue queue(rows, split.rows, experts.num_experts, layer.routing.top_k);
   with_operand<T>([&]<typename Operand>(Operand) {
+    if (split.columns == 1 && split.rows > 1 && queue.serves()) {
+      const auto take = [&] { return queue.take(); };
+      return parallel_for(
+          0, split.rows, 1, [&](int64_t, int64_t) { serve<Operand>(layer, sizes, take, queue.largest(), 0, panels); });
+    }
     split.run(rows, panels, [&](int64_t begin, int64_t end, int64_t first_panel, int64_t last_panel) {
-      serve<Operand>(layer, sizes, begin, end, first_panel, last_panel);
+      serve_rows<Operand>(layer, sizes, begin, end, first_panel, last_panel);
     });
   });
 }

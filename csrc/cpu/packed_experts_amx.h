@@ -1,6 +1,7 @@
 // The products of packed_experts.h with the tile registers of AMX.
 #pragma once
 
+#include "activation.h"
 #include "amx.h"
 #include "packed_experts.h"
 
@@ -28,34 +29,31 @@ RBM_INLINE void multiply_columns(
     const Pair* const pairs = p.pairs->of(expert) + i;
     const int64_t valid = std::min(kBlockRows, count - i);
     for (int64_t r = 0; r < valid; ++r) left->set(r, p.row_of(pairs[r]) + 2 * first, inner);
-    for (int64_t column = begin; column < end; column += kBlockColumns) {
-      const int64_t width = std::min(kBlockColumns, end - column);
-      const BFloat16* const biases = matrix + column * height;
-      const auto* const panel = reinterpret_cast<const BFloat16Pair*>(biases + width) + first * width;
-      const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
-        constexpr int kVectors = kColumns / L::kCount;
-        typename L::Vector bias[kVectors] = {};
-        for (int v = 0; v < kVectors && first == 0; ++v) L::load(bias[v], biases + of.column + v * L::kCount);
-        for (int64_t r = 0; r < valid; ++r) {
-          const float gate = p.gates[pairs[r].index];
-          const float* const numbers = of.numbers + r * kColumns;
-          float* const sums = p.sums_of(pairs[r]) + column + of.column;
+    const auto panel = [&](int64_t column, int64_t width) {
+      return reinterpret_cast<const BFloat16Pair*>(matrix + column * height + width) + first * width;
+    };
+    const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
+      constexpr int kVectors = kColumns / L::kCount;
+      const int64_t inside = (of.column - begin) % kBlockColumns;
+      const BFloat16* const biases = matrix + (of.column - inside) * height + inside;
+      typename L::Vector bias[kVectors] = {};
+      for (int v = 0; v < kVectors && first == 0; ++v) L::load(bias[v], biases + v * L::kCount);
+      for (int64_t r = of.first; r < of.last; ++r) {
+        const float gate = p.gates[pairs[r].index];
+        const float* const numbers = of.numbers + r * kColumns;
+        float* const sums = p.sums_of(pairs[r]) + of.column;
 #pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) {
-            typename L::Vector product, sum;
-            L::load(product, numbers + v * L::kCount);
-            if (begins) {
-              sum = gate * (product + bias[v]);
-            } else {
-              L::load(sum, sums + v * L::kCount);
-              sum += gate * (product + bias[v]);
-            }
-            L::store(sums + v * L::kCount, sum);
-          }
+        for (int v = 0; v < kVectors; ++v) {
+          typename L::Vector product, sum{};
+          L::load(product, numbers + v * L::kCount);
+          if (!begins) L::load(sum, sums + v * L::kCount);
+          // The only use of the product with the gate, so that both are one instruction wherever this is compiled.
+          sum += gate * (product + bias[v]);
+          L::store(sums + v * L::kCount, sum);
         }
-      };
-      left->multiply(tiles, valid, panel, width, steps, width, is_new && i == 0, add);
-    }
+      }
+    };
+    left->multiply(tiles, valid, begin, end, steps, is_new && i == 0, panel, add);
   }
 }
 
@@ -79,5 +77,90 @@ RBM_INLINE void multiply_packed_amx_lanes(
   }
 }
 RBM_DISPATCH(multiply_packed_amx)
+
+// Where the first product of feed-forward experts writes: a row of activated numbers for each pair, by its index.
+struct HiddenRows {
+  std::byte* numbers;
+  int64_t bytes, features;  // of a row
+  Activation activation;
+};
+
+// Whether activate_packed_amx can compute these rows: a block's products are complete, and each panel of gates has a
+// panel of values.
+inline bool are_whole_blocks(int64_t inner_features, const HiddenRows& hidden) {
+  return operands_of<BFloat16Pair>(inner_features) <= kAmxInner && hidden.features % kBlockColumns == 0;
+}
+
+// The first product, whose gates are 1: columns [begin, end) of the hidden rows. They are activated as they come from
+// the registers, so no sums are written.
+template <int kBytes, typename Tiles>
+RBM_INLINE void activate_packed_amx_lanes(
+    Tiles tiles, const PackedProduct<BFloat16, BFloat16Pair>& p, const HiddenRows& hidden, int64_t begin, int64_t end,
+    LeftBlock* left) {
+  using L = Lanes<float, kBytes>;
+  using Vector = typename L::Vector;
+  const int64_t features = p.experts.features, height = packed_rows<BFloat16Pair>(features);
+  const int64_t steps = operands_of<BFloat16Pair>(features), values = hidden.features * height;
+  const int64_t padded = padded_columns<float, kBytes>(p.experts.outputs);
+  const bool is_gated = hidden.activation == Activation::kSwiglu;
+  const bool is_large = p.experts.num_experts * features * padded > kAmxCached;
+  // Pairs of the expert, columns [from, to).
+  const auto activate = [&]<bool kGated>(int64_t expert, int64_t from, int64_t to) __attribute__((always_inline)) {
+    const BFloat16* const matrix = p.experts.values + expert * height * padded;
+    const int64_t count = p.pairs->count(expert);
+    for (int64_t i = 0; i < count; i += kBlockRows) {
+      const Pair* const pairs = p.pairs->of(expert) + i;
+      const int64_t valid = std::min(kBlockRows, count - i);
+      for (int64_t r = 0; r < valid; ++r) left->set(r, p.row_of(pairs[r]), features);
+      const auto panel = [&](int64_t column, int64_t width) {
+        return reinterpret_cast<const BFloat16Pair*>(matrix + column * height + width);
+      };
+      const auto write = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
+        constexpr int kVectors = kColumns / L::kCount / (kGated ? 2 : 1);
+        const int64_t inside = of.column % kBlockColumns;
+        const BFloat16* const biases = matrix + (of.column - inside) * height + inside;
+        Vector bias[kVectors], value_bias[kVectors] = {};
+        for (int v = 0; v < kVectors; ++v) {
+          L::load(bias[v], biases + v * L::kCount);
+          if constexpr (kGated) L::load(value_bias[v], biases + values + v * L::kCount);
+        }
+        for (int64_t r = of.first; r < of.last; ++r) {
+          const float* const numbers = of.numbers + r * kColumns;
+          auto* const row = reinterpret_cast<BFloat16*>(hidden.numbers + pairs[r].index * hidden.bytes);
+#pragma GCC unroll 4
+          for (int v = 0; v < kVectors; ++v) {
+            Vector number, value{};
+            L::load(number, numbers + v * L::kCount);
+            number += bias[v];
+            if constexpr (kGated) {
+              L::load(value, numbers + (kVectors + v) * L::kCount);
+              value += value_bias[v];
+            }
+            activate_vector<kBytes, float>(hidden.activation, value, number);
+            store_rounded<kBytes>(row + of.column + v * L::kCount, number);
+          }
+        }
+      };
+      const bool is_new = is_large && i == 0;
+      if constexpr (kGated) {
+        left->multiply_both(tiles, valid, from, to, values / 2, steps, is_new, panel, write);
+      } else {
+        left->multiply(tiles, valid, from, to, steps, is_new, panel, write);
+      }
+    }
+  };
+  for (int64_t e = p.first_expert; e < p.last_expert; ++e) {
+    const int64_t columns = is_large && p.pairs->count(e) > kBlockRows ? kAmxColumns / 2 : end - begin;
+    for (int64_t column = begin; column < end; column += columns) {
+      const int64_t last = std::min(column + columns, end);
+      if (is_gated) {
+        activate.template operator()<true>(e, column, last);
+      } else {
+        activate.template operator()<false>(e, column, last);
+      }
+    }
+  }
+}
+RBM_DISPATCH(activate_packed_amx)
 
 }  // namespace rbm::cpu

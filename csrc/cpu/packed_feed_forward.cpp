@@ -19,44 +19,78 @@ struct FeedForward {
   Routing<T> routing;  // of all rows; gates, experts and cosines are those of a part
 };
 
+// Room for the routing and the hidden rows of some rows.
+template <typename T>
+struct Room {
+  Scratch<Accumulation<T>> numbers;
+  Scratch<std::byte> hidden;
+  Scratch<int32_t> experts;
+
+  Room(const FeedForward<T>& all, int64_t rows)
+      : numbers(scratch<Accumulation<T>>(2 * rows * all.routing.top_k)),
+        hidden(scratch<std::byte>(rows * all.routing.top_k * hidden_bytes<T>(all.out.features))),
+        experts(scratch<int32_t>(rows * all.routing.top_k)) {}
+};
+
+// Answers of the rows [first, first + count), [count, N]. route(routing) routes them, and multiply(layer) computes a
+// product.
+template <typename T, typename Route, typename Multiply>
+void answer_rows(
+    const FeedForward<T>& all, const Room<T>& room, int64_t first, int64_t count, T* y, const Route& route,
+    const Multiply& multiply) {
+  Routing<T> routing = all.routing;
+  routing.h += first * routing.row_stride;
+  routing.gates = room.numbers.get();
+  routing.cosines = room.numbers.get() + count * routing.top_k;
+  routing.experts = room.experts.get();
+  route(routing);
+  GivenPairs<T> given{nullptr, routing.experts, room.hidden.get(), all.out.features, all.activation};
+  PackedLayer<T> layer{
+      .x = routing.h,
+      .x_stride = routing.row_stride,
+      .routing = routing,
+      .is_routed = false,
+      .experts = all.in,
+      .y = nullptr,
+      .y_stride = 0,
+      .given = &given,
+  };
+  multiply(layer);
+  given.gates = routing.gates;
+  given.writes.reset();
+  layer.experts = all.out;
+  layer.y = y;
+  layer.y_stride = all.out.outputs;
+  multiply(layer);
+}
+
+// Many rows are divided into parts, each of which a thread answers alone, and few rows among threads for each product.
 template <typename T>
 Tensor answers(const Tensor& x, const FeedForward<T>& all) {
-  using Acc = Accumulation<T>;
-  const int64_t rows = x.size(0), outputs = all.out.outputs, k = all.routing.top_k;
+  const int64_t rows = x.size(0), outputs = all.out.outputs, num_experts = all.routing.num_experts;
+  const int64_t k = all.routing.top_k;
   Tensor y = new_tensor(x.scalar_type(), {rows, outputs});
   if (rows == 0 || outputs == 0) return y;
-  const int64_t most = rows_at_once(all.routing.num_experts, k) * torch::stable::get_num_threads();
-  const int64_t at_once = std::min(most, rows), bytes = hidden_bytes<T>(all.out.features);
-  const auto numbers = scratch<Acc>(2 * at_once * k);
-  const auto hidden = scratch<std::byte>(at_once * k * bytes);
-  const auto experts = scratch<int32_t>(at_once * k);
-  for (int64_t first = 0; first < rows; first += most) {
-    const int64_t count = std::min(most, rows - first);
-    Routing<T> routing = all.routing;
-    routing.h += first * routing.row_stride;
-    routing.gates = numbers.get();
-    routing.cosines = numbers.get() + count * k;
-    routing.experts = experts.get();
-    route_in_parallel(routing, count);
-    GivenPairs<T> given{nullptr, experts.get(), hidden.get(), all.out.features, all.activation};
-    PackedLayer<T> layer{
-        .x = routing.h,
-        .x_stride = routing.row_stride,
-        .routing = routing,
-        .is_routed = false,
-        .experts = all.in,
-        .y = nullptr,
-        .y_stride = 0,
-        .given = &given,
-    };
-    answer(layer, count);
-    given.gates = routing.gates;
-    given.writes.reset();
-    layer.experts = all.out;
-    layer.y = mutable_data<T>(y) + first * outputs;
-    layer.y_stride = outputs;
-    answer(layer, count);
+  T* const numbers = mutable_data<T>(y);
+  const int64_t threads = Call().threads();
+  RowQueue queue(rows, threads, num_experts, k);
+  if (!queue.serves()) {
+    answer_rows(
+        all, Room<T>(all, rows), 0, rows, numbers, [&](const Routing<T>& routing) { route_in_parallel(routing, rows); },
+        [&](const PackedLayer<T>& layer) { answer(layer, rows); });
+    return y;
   }
+  const Call call;
+  parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    const Room<T> room(all, queue.largest());
+    const auto work = scratch<Accumulation<T>>(routing_scratch(num_experts, k));
+    for (RowRange part = queue.take(); part.count > 0; part = queue.take()) {
+      answer_rows(
+          all, room, part.first, part.count, numbers + part.first * outputs,
+          [&](const Routing<T>& routing) { route_rows(routing, 0, part.count, work.get()); },
+          [&](const PackedLayer<T>& layer) { answer_alone(layer, part.count); });
+    }
+  });
   return y;
 }
 

@@ -41,6 +41,10 @@ struct PackedLayer {
 template <typename T>
 void answer(const PackedLayer<T>& layer, int64_t rows);
 
+// The same in the calling thread alone.
+template <typename T>
+void answer_alone(const PackedLayer<T>& layer, int64_t rows);
+
 // Rows of packed experts on this processor.
 template <typename T>
 int64_t packed_rows_of(int64_t features) {

@@ -19,6 +19,40 @@ constexpr int64_t rows_at_once(int64_t num_experts, int64_t top_k) {
   return std::max<int64_t>(256, 256 * num_experts / top_k);
 }
 
+// Rows [first, first + count).
+struct RowRange {
+  int64_t first, count;
+};
+
+// Rows that threads take when they are free, so that a thread that other processes slow down does not hold up the
+// others. The parts become smaller, so that all threads end at about the same time, but not too small, because each
+// part reads the weights of its experts.
+class RowQueue {
+ public:
+  RowQueue(int64_t rows, int64_t threads, int64_t num_experts, int64_t top_k)
+      : rows_(rows), threads_(threads), most_(rows_at_once(num_experts, top_k)) {}
+
+  // Whether there are enough rows for several parts per thread.
+  bool serves() const { return rows_ >= 2 * threads_ * least(); }
+  int64_t largest() const { return std::min(most_, rows_); }
+
+  // No rows if all are taken.
+  RowRange take() {
+    int64_t first = next_.load(std::memory_order_relaxed), count;
+    do {
+      const int64_t rest = rows_ - first;
+      count = std::min(rest, std::clamp(ceil_div(rest, 2 * threads_), least(), most_));
+    } while (!next_.compare_exchange_weak(first, first + count, std::memory_order_relaxed));
+    return {first, count};
+  }
+
+ private:
+  int64_t least() const { return most_ / 2; }
+
+  int64_t rows_, threads_, most_;
+  std::atomic<int64_t> next_ = 0;
+};
+
 // A call of the layer. Concurrent calls from several threads of a server share the threads that PyTorch may use.
 // Otherwise each call would wake all of them, and they would compete for the cores.
 class Call {

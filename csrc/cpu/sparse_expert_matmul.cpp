@@ -142,9 +142,9 @@ void run_rows(const Problem<T>& p, T* y, const T* grad, T* partials) {
     const int64_t begin = std::min(chunk * chunk_rows, p.rows), end = std::min(begin + chunk_rows, p.rows);
     pairs.emplace_back(end - begin, p.top_k, p.num_experts).list(p.experts, begin, end);
   }
-  parallel_for(0, chunks * blocks, threads > 1 ? 1 : chunks * blocks, [&](int64_t first, int64_t last) {
+  parallel_tasks(chunks * blocks, threads, [&](const auto& take) {
     const auto block = scratch<T, kBlockAlignment>(p.features * width);
-    for (int64_t task = first; task < last; ++task) {
+    for (int64_t task = take(); task < chunks * blocks; task = take()) {
       const int64_t chunk = task / blocks;
       const RowsJob<T> job{
           .p = p,

@@ -79,9 +79,9 @@ void differentiate(const Problem<T>& p, const Tensor& grad, const Tensor& grad_w
   pairs.list(p.experts, 0, p.rows);
   const int64_t scales = p.scale ? p.num_experts * p.features : 0;
   const auto partials = scratch<T>(blocks * scales);
-  parallel_for(0, p.num_experts * blocks, 1, [&](int64_t first, int64_t last) {
+  parallel_tasks(p.num_experts * blocks, torch::stable::get_num_threads(), [&](const auto& take) {
     const auto block = scratch<T, kBlockAlignment>(p.features * width);
-    for (int64_t task = first; task < last; ++task) {
+    for (int64_t task = take(); task < p.num_experts * blocks; task = take()) {
       const int64_t expert = task / blocks;
       const WeightJob<T> job{
           .p = p,

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <stdexcept>
@@ -29,6 +30,17 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const Work& work) {
     }
   });
   if (has_failed) fail_for_memory();
+}
+
+// Calls work(take) in at most `threads` threads. take() returns a task of [0, count) that no thread has taken, and
+// `count` or more if there is none. So a thread that other processes slow down does not hold up the others for longer
+// than a task.
+template <typename Work>
+void parallel_tasks(int64_t count, int64_t threads, const Work& work) {
+  std::atomic<int64_t> next = 0;
+  parallel_for(0, std::min(count, threads), 1, [&](int64_t, int64_t) {
+    work([&] { return next.fetch_add(1, std::memory_order_relaxed); });
+  });
 }
 
 }  // namespace rbm::cpu

@@ -83,25 +83,22 @@ RBM_INLINE void sum_features(
   const int64_t columns = std::min(kAmxFeatures, padded);
   for (int64_t first = begin; first < end; first += kAmxPieceRows) {
     const int64_t count = std::min(kAmxPieceRows, end - first), steps = operands_of<BFloat16Pair>(count);
-    const auto panel_at = [&](int64_t column) { return room->panels.get() + column * kAmxPieceSteps; };
+    const auto panel_at = [&](int64_t column, int64_t) { return room->panels.get() + column * kAmxPieceSteps; };
     for (int64_t column = 0; column < columns; column += kBlockColumns) {
       const int64_t feature = first_feature + column, width = std::min(kBlockColumns, columns - column);
       panel_of_rows(
-          w, pairs + first, count, feature, std::min(width, w.in_features - feature), width, panel_at(column));
+          w, pairs + first, count, feature, std::min(width, w.in_features - feature), width, panel_at(column, width));
     }
     LeftBlock* const blocks = room->left_of((first - begin) / kAmxPieceRows);
     for (int64_t n = 0; n < outputs; n += kBlockRows) {
       const int64_t valid = std::min(kBlockRows, outputs - n);
-      for (int64_t column = 0; column < columns; column += kBlockColumns) {
-        const int64_t width = std::min(kBlockColumns, columns - column);
-        const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
-          float* const target = room->sums.get() + n * kAmxFeatures + column + of.column;
-          for (int64_t r = 0; r < valid; ++r) {
-            add_row<kBytes>(of.numbers + r * kColumns, kColumns, first == begin, target + r * kAmxFeatures);
-          }
-        };
-        blocks[n / kBlockRows].multiply(tiles, valid, panel_at(column), width, steps, width, false, add);
-      }
+      const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
+        float* const target = room->sums.get() + n * kAmxFeatures + of.column;
+        for (int64_t r = of.first; r < of.last; ++r) {
+          add_row<kBytes>(of.numbers + r * kColumns, kColumns, first == begin, target + r * kAmxFeatures);
+        }
+      };
+      blocks[n / kBlockRows].multiply(tiles, valid, 0, columns, steps, false, panel_at, add);
     }
   }
 }

@@ -90,6 +90,18 @@ def test_a_row_has_the_same_bits_in_every_batch(dtype, features, outputs):
         assert torch.equal(torch.cat(apart), together)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_take_parts_of_many_rows(threads, dtype):
+    """Which thread takes which part does not matter."""
+    x, memory, weight, bias, k = problem((3000, 40, 24, 3, 2), dtype)
+    packed = pack_experts(weight, bias)
+    threads(1)
+    y = routed_matmul_packed(x, memory, packed, 24, k)
+    for count in (2, 3, 8):
+        threads(count)
+        assert torch.equal(routed_matmul_packed(x, memory, packed, 24, k), y)
+
+
 @pytest.mark.parametrize("count", range(1, 20))
 def test_tiles_of_every_height(count):
     """All rows choose one expert, so its tiles have every height that is made of 1 to 19 rows."""

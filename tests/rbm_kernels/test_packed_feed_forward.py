@@ -97,11 +97,32 @@ def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(t
         assert torch.equal(torch.cat(apart), together)
 
 
-def test_many_rows_are_answered_in_parts():
-    """Their hidden features would not fit in a cache."""
-    x, memory, weights, biases, k = problem((3000, 6, 9, 3, 2), torch.float32, "relu", hidden=300)
-    y = packed_feed_forward(x, memory, *packed(weights, biases), 300, 9, k, "relu")
-    torch.testing.assert_close(y, exact(x, memory, weights, biases, k, "relu", 1.0).float())
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("features", [33, 512, 513])
+def test_whole_panels_of_hidden_features(dtype, activation, features):
+    """Processors with AMX write them without sums, of rows with at most 512 features: blocks of 1 to 32 rows."""
+    x, memory, weights, biases, k = problem((60, features, 9, 3, 2), dtype, activation, hidden=128)
+    memory[0] = x[0].double()  # so that one expert has more rows than a block
+    for rows in (1, 60):
+        y = packed_feed_forward(x[:rows], memory, *packed(weights, biases), 128, 9, k, activation, 0.7)
+        wanted = exact(x[:rows], memory, weights, biases, k, activation, 0.7)
+        torch.testing.assert_close(y.double(), wanted, rtol=0, atol=DTYPES[dtype] * (1 + wanted.abs().max().item()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [64, 300])
+def test_threads_take_parts_of_many_rows(threads, dtype, hidden):
+    """Their hidden features would not fit in a cache. Which thread takes which part does not matter."""
+    x, memory, weights, biases, k = problem((3000, 6, 9, 3, 2), dtype, "swiglu", hidden=hidden)
+    pair = packed(weights, biases)
+    threads(1)
+    y = packed_feed_forward(x, memory, *pair, hidden, 9, k, "swiglu")
+    wanted = exact(x, memory, weights, biases, k, "swiglu", 1.0)
+    torch.testing.assert_close(y.double(), wanted, rtol=0, atol=DTYPES[dtype] * (1 + wanted.abs().max().item()))
+    for count in (2, 3, 8):
+        threads(count)
+        assert torch.equal(packed_feed_forward(x, memory, *pair, hidden, 9, k, "swiglu"), y)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
