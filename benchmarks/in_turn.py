@@ -1,0 +1,133 @@
+"""Times of the layer and of the feed-forward block on the CPU, for versions of this package in turn.
+
+    python -m benchmarks.in_turn before=/tmp/before now=. --rounds 6 --out benchmarks/results/in_turn.csv
+
+A version is a checkout with its libraries built. On a machine that others share, times of two versions that were
+measured one after the other differ by the state of the machine. So each version runs all workloads in a process of its
+own for a few seconds, and the versions take turns, round after round. A row is the first quartile of the calls of one
+process.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+COLUMNS = ("date", "device", "threads", "commit", "version", "round", "work", "dtype", "rows", "milliseconds")
+FEATURES, EXPERTS, TOP_K = 256, 8, 3
+DTYPES = ("float32", "bfloat16")
+
+
+def workloads() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
+    """Name, dtype, number of rows and call of each workload; the calls before a step of training are in it."""
+    import torch
+
+    import rbm
+
+    sizes = {"num_experts": EXPERTS, "top_k": TOP_K}
+    for dtype in DTYPES:
+
+        def rows(count: int, dtype: str = dtype) -> torch.Tensor:
+            return torch.randn(count, FEATURES, dtype=getattr(torch, dtype))
+
+        block = rbm.RbMFeedForward(FEATURES, FEATURES, activation="swiglu", **sizes).to(getattr(torch, dtype)).eval()
+        layer = rbm.FusedRbMLayer(FEATURES, FEATURES, **sizes).to(getattr(torch, dtype))
+        x = rows(4096).requires_grad_()
+
+        def step(layer: torch.nn.Module = layer, x: torch.Tensor = x) -> None:
+            layer.zero_grad()
+            x.grad = None
+            layer(x).sum().backward()
+
+        yield "training step", dtype, 4096, step
+        layer.eval()
+        with torch.inference_mode():
+            for name, module, counts in (
+                ("layer", layer, (64, 4096, 16384)),
+                ("feed-forward", block, (64, 2708, 16384)),
+            ):
+                for count in counts:
+                    x = rows(count)
+                    yield name, dtype, count, lambda module=module, x=x: module(x)
+
+
+def measure(seconds: float) -> list[dict]:
+    """The workloads of the version whose code this process imports."""
+    import torch
+
+    torch.manual_seed(0)
+    found = []
+    for work, dtype, rows, call in workloads():
+        for _ in range(3):
+            call()
+        times: list[float] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(times) < 5:
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        quartile = statistics.quantiles(times, n=4)[0]
+        found.append({"work": work, "dtype": dtype, "rows": rows, "milliseconds": f"{quartile * 1e3:.4g}"})
+    return found
+
+
+def markdown(records: list[dict]) -> str:
+    """Medians over the rounds of each version, in milliseconds, and the ratio of the last version to the first."""
+    versions = list(dict.fromkeys(record["version"] for record in records))
+    lines = [f"|  | rows | {' | '.join(versions)} | {versions[-1]} of {versions[0]} |"]
+    lines.append("|---|---|" + "---:|" * (len(versions) + 1))
+    for key in dict.fromkeys((record["work"], record["dtype"], record["rows"]) for record in records):
+        own = [record for record in records if (record["work"], record["dtype"], record["rows"]) == key]
+        times = [
+            statistics.median(float(record["milliseconds"]) for record in own if record["version"] == version)
+            for version in versions
+        ]
+        cells = [f"{milliseconds:.2g} ms" for milliseconds in times]
+        name = f"{key[0]}, {key[1]} | {int(key[2]):,}"
+        lines.append(f"| {name} | {' | '.join(cells)} | {times[-1] / times[0]:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", metavar="NAME=FOLDER", help="a checkout with its libraries")
+    parser.add_argument("--out", type=Path, help="CSV file to append to")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=0.6, help="of each workload in each process")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        print(json.dumps(measure(arguments.seconds)))
+        return
+    if len(arguments.versions) < 2 or arguments.out is None:
+        parser.error("expected at least two NAME=FOLDER, and --out FILE for the rows")
+    # Not in workers, whose package may be an older version.
+    import torch
+
+    from benchmarks.measure.harness import processor
+    from rbm.utils.environment import today
+    from rbm.utils.files import append_csv, read_csv
+
+    for turn in range(arguments.rounds):
+        for name, folder in (version.split("=", 1) for version in arguments.versions):
+            tree = Path(folder).resolve()
+            command = [sys.executable, __file__, "--worker", "--seconds", str(arguments.seconds)]
+            environment = {**os.environ, "PYTHONPATH": str(tree)}
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment, cwd=tree)
+            commit = subprocess.run(
+                ["git", "-C", str(tree), "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
+            )
+            fixed = {"date": today(), "device": processor(), "threads": torch.get_num_threads()}
+            fixed |= {"commit": commit.stdout.strip(), "version": name, "round": turn}
+            append_csv(arguments.out, [{**fixed, **row} for row in json.loads(done.stdout.splitlines()[-1])], COLUMNS)
+            print(name, turn, flush=True)
+    print(markdown(read_csv(arguments.out)), end="")
+
+
+if __name__ == "__main__":
+    main()
