@@ -87,7 +87,7 @@ def markdown(records: list[dict]) -> str:
             statistics.median(float(record["milliseconds"]) for record in own if record["version"] == version)
             for version in versions
         ]
-        cells = [f"{milliseconds:.2g} ms" for milliseconds in times]
+        cells = [f"{milliseconds:.3g} ms" for milliseconds in times]
         name = f"{key[0]}, {key[1]} | {int(key[2]):,}"
         lines.append(f"| {name} | {' | '.join(cells)} | {times[-1] / times[0]:.2f} |")
     return "\n".join(lines) + "\n"

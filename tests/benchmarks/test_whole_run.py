@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import epoch_seconds, patience, whole_run
+from benchmarks import epoch_seconds, in_turn, patience, whole_run
 from rbm.config import Config
 from rbm.training.loop import Trainer, fit_phase
 from rbm.training.selection import Accuracies
@@ -46,6 +46,8 @@ def test_the_page_shows_the_rows_that_are_kept():
     with (here / "results" / "epoch_seconds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert epoch_seconds.markdown(rows) in (here / "TRAINING.md").read_text()
+    with (here / "results" / "in_turn.csv").open(newline="") as file:
+        assert in_turn.markdown([*csv.DictReader(file)]) in (here / "NOTES.md").read_text()
     with (here / "results" / "epoch_seconds_precision.csv").open(newline="") as file:
         assert epoch_seconds.markdown([*csv.DictReader(file)]) in (here.parent / "docs" / "scale.md").read_text()
     with (here / "results" / "transposes.csv").open(newline="") as file:
@@ -106,3 +108,17 @@ def test_a_replay_is_what_a_training_selects(phase, select_pretraining):
         assert asdict(patience.replay(records, phase, config, most).result) == wanted
         ends.append(wanted["epochs"])
     assert ends[0] < ends[1] < 90
+
+
+def test_two_versions_take_turns(tmp_path, monkeypatch, capsys):
+    """Both are this checkout."""
+    here, out = Path(in_turn.__file__).parent.parent, tmp_path / "rows.csv"
+    arguments = [f"a={here}", f"b={here}", "--rounds", "1", "--seconds", "0.001", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["in_turn", *arguments])
+    in_turn.main()
+    with out.open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert {row["version"] for row in rows} == {"a", "b"}
+    assert {row["dtype"] for row in rows} == set(in_turn.DTYPES)
+    assert all(float(row["milliseconds"]) > 0 for row in rows)
+    assert in_turn.markdown(rows) in capsys.readouterr().out
