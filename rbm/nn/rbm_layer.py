@@ -9,6 +9,7 @@ from rbm.nn.folded_weights import FoldedExperts, KeepsCopy, fold
 from rbm.nn.memory_router import MemoryRouter, Routing, copy_expert, draw_experts
 from rbm.nn.scaled_experts import scaled_expert_matmul
 from rbm.nn.sparse_rows import Features, Rows, as_rows, dropout, linear
+from rbm.nn.stored_tensors import check_stored
 from rbm.utils.arguments import check_flags, check_positive
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.precision import autocast_dtype
@@ -75,6 +76,7 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
         TypeError: an argument has the wrong type, such as 3.0 for an integer, or ``dtype`` is not floating-point.
     """
 
+    expert_names = ("weight", "bias", "attention")
     _copy: FoldedExperts | None = None
 
     def __init__(
@@ -122,6 +124,7 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
 
     def reset_parameters(self) -> None:
         """Draw the experts as :class:`torch.nn.Linear` does, and memory vectors of unit length and random direction."""
+        check_stored(self, (*self.expert_names, "log_scale"), "reset_parameters() writes")
         draw_experts(self.weight, self.bias)
         with torch.no_grad():
             if self.attention is not None:
@@ -157,12 +160,9 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
         return linear(dropout(as_rows(h), self.dropout, self.training), self.weight[expert], bias)
 
     def clone_expert(self, expert: int = 0) -> None:
-        """Copy the weight and bias of one expert to all experts."""
+        """Copy the weight and bias of one expert to all experts; RuntimeError if they are parametrised or pruned."""
+        check_stored(self, ("weight", "bias"), "clone_expert() writes")
         copy_expert(self.weight, self.bias, expert)
-
-    def expert_parameters(self) -> list[nn.Parameter]:
-        """The weight, and the bias and attention if the layer has them: ``[E, ...]`` each."""
-        return [p for p in (self.weight, self.bias, self.attention) if p is not None]
 
     def extra_repr(self) -> str:
         return (
