@@ -41,7 +41,8 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
     The products run on :func:`rbm_kernels.expert_matmul`, with one call for each product and each of a row's ``top_k``
     choices. Rows are not copied for their experts, neither in the forward nor in the backward pass, unless there are so
     few that the copies are smaller than the weights. At inference on a CPU, the layer keeps a packed copy of its
-    weights, of their size, from the first forward without gradients until a parameter changes.
+    weights, of their size, from the first forward without gradients until a parameter changes. The description of
+    :class:`~rbm.nn.rbm_layer.FusedRbMLayer` names the changes that are not noticed.
 
     Args:
         in_features: size of a row.

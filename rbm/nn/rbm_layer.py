@@ -36,9 +36,10 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
     In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. It uses a second
     copy of the experts, with ``exp(a)`` and ``exp(s)`` folded in and, on a CPU, packed for its vector units. The copy
     is kept between calls until a parameter changes: by an optimizer step, an in-place operation, loading, conversion or
-    assignment (also of ``.data``). PyTorch does not track values written *into* ``.data`` or through NumPy: after that,
-    call ``eval()`` or ``train()``, which drop the copy. No copy is kept while compiling, exporting or tracing, nor of
-    parameters that are parts of a larger tensor, as after ``torch.nn.utils.vector_to_parameters``.
+    assignment (also of ``.data``). PyTorch does not track values written *into* ``.data``, through NumPy, or by a
+    collective of ``torch.distributed``, such as ``broadcast``: after that, call ``eval()`` or ``train()``, which drop
+    the copy. No copy is kept while compiling, exporting or tracing, nor of parameters that are parts of a larger
+    tensor, as after ``torch.nn.utils.vector_to_parameters``.
 
     Args:
         in_features: size of a row.
