@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from rbm.nn.folded_weights import FoldedExperts, KeepsCopy, fold
 from rbm.nn.memory_router import MemoryRouter, Routing, copy_expert, draw_experts
@@ -146,10 +147,9 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
             RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
         """
         is_dense = isinstance(h, Tensor) and h.layout is torch.strided and not h.is_nested
+        derives = torch.is_grad_enabled() or forward_ad._current_level >= 0
         # A trace of TorchScript would contain the packed experts, whose format depends on the processor.
-        if is_dense and not (
-            self.training or return_routing or torch.is_grad_enabled() or torch._C._get_tracing_state()
-        ):
+        if is_dense and not (self.training or return_routing or derives or torch._C._get_tracing_state()):
             if self.track_usage:
                 self._count(self.route(h).experts)
             return self._answer(h)
@@ -205,8 +205,8 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
                 rows, self._buffers["memory"], folded.weight, self.out_features, self.top_k, self.gate_temperature
             )
         except (RuntimeError, TypeError, ValueError, KeyError):
-            # What packed experts do not serve: forward mode, a memory in float64, a memory that is not a buffer but
-            # parametrised or a parameter. Bad input is refused there.
+            # What packed experts do not serve: a memory in float64, a memory that is not a buffer but parametrised or a
+            # parameter. Bad input is refused there.
             return self._answer_by(h, dtype, *self._fold(dtype))
         return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
 
