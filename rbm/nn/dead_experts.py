@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from rbm.nn.memory_router import MemoryRouter, routed_layers
 from rbm.nn.routing_record import visit_router_inputs
 from rbm.nn.sparse_rows import Rows, SparseRows, cosine_topk, to_dense
+from rbm.nn.stored_tensors import check_stored
 from rbm.utils.arguments import check_probability
 
 # If the cosine of a row and a memory vector is at least this, a second memory vector at the row would be a duplicate.
@@ -39,13 +40,15 @@ def reset_dead_experts(model: nn.Module, inputs: Any, *, min_share: float = 0.0)
     Raises:
         TypeError: ``min_share`` is not a number.
         ValueError: ``min_share`` is out of range, or the model has no layer that routes by memory.
-        RuntimeError: the memory of a layer is parametrised.
+        RuntimeError: the memory of a layer, or a tensor of its experts, is parametrised or pruned.
     """
     check_probability("min_share", min_share)
+    for layer in routed_layers(model).values():
+        layer.check_memory_is_stored("reset_dead_experts() writes")
+        check_stored(layer, layer.expert_names, "reset_dead_experts() writes")
     sources: dict[str, list[int]] = {}
 
     def visit(name: str, layer: MemoryRouter, rows: Rows) -> None:
-        layer.check_memory_is_stored("reset_dead_experts() writes")
         experts = layer.route(rows).experts.flatten()
         counts = torch.zeros_like(layer.usage).index_add_(0, experts, torch.ones_like(experts, dtype=torch.int64))
         even = rows.shape[0] * layer.top_k / layer.num_experts

@@ -10,6 +10,7 @@ from rbm.nn.dropout import dropout as drop
 from rbm.nn.folded_weights import PACKED_DTYPES, KeepsCopy, Sources
 from rbm.nn.memory_router import MemoryRouter, Routing, draw_experts
 from rbm.nn.sparse_rows import refuse_nested, refuse_symbols
+from rbm.nn.stored_tensors import check_stored
 from rbm.utils.arguments import check_choice, check_flags, check_sizes
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.precision import autocast_dtype
@@ -40,7 +41,8 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
     The products run on :func:`rbm_kernels.expert_matmul`, with one call for each product and each of a row's ``top_k``
     choices. Rows are not copied for their experts, neither in the forward nor in the backward pass, unless there are so
     few that the copies are smaller than the weights. At inference on a CPU, the layer keeps a packed copy of its
-    weights, of their size, from the first forward without gradients until a parameter changes.
+    weights, of their size, from the first forward without gradients until a parameter changes. The description of
+    :class:`~rbm.nn.rbm_layer.FusedRbMLayer` names the changes that are not noticed.
 
     Args:
         in_features: size of a row.
@@ -75,6 +77,8 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
             or the device is not available.
         TypeError: an argument has the wrong type, such as 3.0 for an integer, or ``dtype`` is not floating-point.
     """
+
+    expert_names = ("weight_in", "bias_in", "weight_out", "bias_out")
 
     def __init__(
         self,
@@ -122,6 +126,7 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
 
     def reset_parameters(self) -> None:
         """Draw the experts as :class:`torch.nn.Linear` does, and memory vectors of unit length and random direction."""
+        check_stored(self, self.expert_names, "reset_parameters() writes")
         draw_experts(self.weight_in, self.bias_in)
         draw_experts(self.weight_out, self.bias_out)
         self._reset_memory()
@@ -145,10 +150,6 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
         if h.layout is not torch.strided:
             raise TypeError(f"input is {h.layout}, expected a dense tensor; use .to_dense()")
         return self._forward(h, return_routing)
-
-    def expert_parameters(self) -> list[nn.Parameter]:
-        """The weights of both products, and their biases if the layer has them: ``[E, ...]`` each."""
-        return [p for p in (self.weight_in, self.bias_in, self.weight_out, self.bias_out) if p is not None]
 
     def extra_repr(self) -> str:
         return (
@@ -202,7 +203,7 @@ class RbMFeedForward(KeepsCopy, MemoryRouter):
             return None
         packed = self._copy
         if packed is None or not packed.sources.are_still(self._parameters):
-            parameters = {name: getattr(self, name) for name in ("weight_in", "bias_in", "weight_out", "bias_out")}
+            parameters = {name: getattr(self, name) for name in self.expert_names}
             sources = Sources.of(self, parameters)
             if sources is None:
                 return None

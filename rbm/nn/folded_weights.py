@@ -112,7 +112,8 @@ class KeepsCopy(nn.Module):
     def train(self, mode: bool = True) -> "KeepsCopy":
         """Like :meth:`torch.nn.Module.train`; in both modes, the copy of the weights is dropped."""
         self._copy = None
-        forget()  # the copy in a student that contains this layer
+        if not torch.compiler.is_compiling():  # a graph that counts would be compiled anew for each number
+            forget()  # the copy in a student that contains this layer
         return super().train(mode)
 
     def __getstate__(self) -> dict:

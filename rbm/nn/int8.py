@@ -129,7 +129,7 @@ def quantized(student: nn.Module, kind: str = "int8") -> nn.Module:
     route by memory.
 
     Its rows and logits stay float32, and :func:`rbm.export_student` supports it. It cannot be saved; save the original
-    student.
+    student. A layer with hooks, or with a forward of its own, stays in float32.
 
     Args:
         student: a trained student in float32, or one such layer alone.
@@ -158,11 +158,18 @@ def check_kind(kind: str | None) -> None:
         raise ValueError(f"quantize is {kind!r}, expected {' or '.join(KINDS)}; leave it out for float32")
 
 
+def _is_plain(child: nn.Module | None) -> bool:
+    """Whether a module computes what its class does: a forward or hooks of its own would be lost with it."""
+    if getattr(type(child), "forward", None) not in _FORWARDS or "forward" in child.__dict__:
+        return False
+    return not (child._forward_hooks or child._forward_pre_hooks)
+
+
 def _replace(module: nn.Module) -> int:
     """Replace the layers of a module by quantised ones, and return their number."""
     count = 0
     for name, child in module._modules.items():
-        if getattr(type(child), "forward", None) in _FORWARDS:
+        if _is_plain(child):
             module._modules[name] = Int8Layer.of(child)
             count += 1
         # nn.MultiheadAttention reads the weight of its linear layer instead of calling it.

@@ -77,6 +77,7 @@ class MemoryRouter(nn.Module):
     track_memory: bool = True
     track_usage: bool = False
     _accumulates: bool = False
+    expert_names: tuple[str, ...] = ()  # of the parameters with one slice per expert
 
     def __init__(
         self,
@@ -121,8 +122,8 @@ class MemoryRouter(nn.Module):
         self.register_state_dict_pre_hook(_follow_before_saving)
 
     def expert_parameters(self) -> list[nn.Parameter]:
-        """The parameters with one slice per expert, ``[E, ...]``."""
-        raise NotImplementedError
+        """The parameters with one slice per expert, ``[E, ...]`` each, without those that the layer does not have."""
+        return [tensor for name in self.expert_names if (tensor := getattr(self, name)) is not None]
 
     def route(self, h: Features) -> Routing:
         """Route the rows ``[..., in_features]`` by the present memory, without recording or counting them."""

@@ -20,6 +20,7 @@ from rbm.nn.folded_weights import fold
 from rbm.nn.memory_router import Routing, copy_expert, draw_experts
 from rbm.nn.scaled_experts import scaled_expert_matmul
 from rbm.nn.sparse_rows import Features, Rows, as_rows, dropout, linear
+from rbm.nn.stored_tensors import check_stored
 from rbm.nn.students import MixtureStudent, layer_sizes
 from rbm.utils.arguments import check_choice, check_probability, check_sizes, check_top_k, check_weight
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
@@ -135,7 +136,8 @@ class MoELayer(nn.Module):
         )
 
     def clone_expert(self, expert: int = 0) -> None:
-        """Copy the weight and bias of one expert to all experts."""
+        """Copy the weight and bias of one expert to all experts; RuntimeError if they are parametrised or pruned."""
+        check_stored(self, ("weight", "bias"), "clone_expert() writes")
         copy_expert(self.weight, self.bias, expert)
 
     def _combine(self, rows: Rows, gates: Tensor, experts: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Students that run as one operator on a CPU, :func:`rbm_kernels.packed_network`, instead of one operator per layer.
 
-The weights of all layers are packed at the first call and kept until one of them changes. The result equals that of the
-separate layers, which are used in all other cases: while gradients are enabled, in training, for sparse rows and other
+The weights of all layers are packed at the first call and kept until one of them changes;
+:class:`~rbm.nn.rbm_layer.FusedRbMLayer` names the changes that are not noticed. The result equals that of the separate
+layers, which are used in all other cases: while gradients are enabled, in training, for sparse rows and other
 precisions, under autocast and ``torch.func``, in compiled and exported programs, if a layer has hooks or counts its
 rows, for layers of other classes, and if the package has no compiled libraries.
 """

@@ -4,11 +4,13 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from rbm.nn.folded_weights import FoldedExperts, KeepsCopy, fold
 from rbm.nn.memory_router import MemoryRouter, Routing, copy_expert, draw_experts
 from rbm.nn.scaled_experts import scaled_expert_matmul
 from rbm.nn.sparse_rows import Features, Rows, as_rows, dropout, linear
+from rbm.nn.stored_tensors import check_stored
 from rbm.utils.arguments import check_flags, check_positive
 from rbm.utils.defaults import NUM_EXPERTS, TOP_K
 from rbm.utils.precision import autocast_dtype
@@ -35,9 +37,10 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
     In eval mode, with gradients disabled and without ``return_routing``, a forward is one operator. It uses a second
     copy of the experts, with ``exp(a)`` and ``exp(s)`` folded in and, on a CPU, packed for its vector units. The copy
     is kept between calls until a parameter changes: by an optimizer step, an in-place operation, loading, conversion or
-    assignment (also of ``.data``). PyTorch does not track values written *into* ``.data`` or through NumPy: after that,
-    call ``eval()`` or ``train()``, which drop the copy. No copy is kept while compiling, exporting or tracing, nor of
-    parameters that are parts of a larger tensor, as after ``torch.nn.utils.vector_to_parameters``.
+    assignment (also of ``.data``). PyTorch does not track values written *into* ``.data``, through NumPy, or by a
+    collective of ``torch.distributed``, such as ``broadcast``: after that, call ``eval()`` or ``train()``, which drop
+    the copy. No copy is kept while compiling, exporting or tracing, nor of parameters that are parts of a larger
+    tensor, as after ``torch.nn.utils.vector_to_parameters``.
 
     Args:
         in_features: size of a row.
@@ -75,6 +78,7 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
         TypeError: an argument has the wrong type, such as 3.0 for an integer, or ``dtype`` is not floating-point.
     """
 
+    expert_names = ("weight", "bias", "attention")
     _copy: FoldedExperts | None = None
 
     def __init__(
@@ -122,6 +126,7 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
 
     def reset_parameters(self) -> None:
         """Draw the experts as :class:`torch.nn.Linear` does, and memory vectors of unit length and random direction."""
+        check_stored(self, (*self.expert_names, "log_scale"), "reset_parameters() writes")
         draw_experts(self.weight, self.bias)
         with torch.no_grad():
             if self.attention is not None:
@@ -142,10 +147,9 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
             RuntimeError: a training forward would move the memory inside a transformation of ``torch.func``.
         """
         is_dense = isinstance(h, Tensor) and h.layout is torch.strided and not h.is_nested
+        derives = torch.is_grad_enabled() or forward_ad._current_level >= 0
         # A trace of TorchScript would contain the packed experts, whose format depends on the processor.
-        if is_dense and not (
-            self.training or return_routing or torch.is_grad_enabled() or torch._C._get_tracing_state()
-        ):
+        if is_dense and not (self.training or return_routing or derives or torch._C._get_tracing_state()):
             if self.track_usage:
                 self._count(self.route(h).experts)
             return self._answer(h)
@@ -157,12 +161,9 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
         return linear(dropout(as_rows(h), self.dropout, self.training), self.weight[expert], bias)
 
     def clone_expert(self, expert: int = 0) -> None:
-        """Copy the weight and bias of one expert to all experts."""
+        """Copy the weight and bias of one expert to all experts; RuntimeError if they are parametrised or pruned."""
+        check_stored(self, ("weight", "bias"), "clone_expert() writes")
         copy_expert(self.weight, self.bias, expert)
-
-    def expert_parameters(self) -> list[nn.Parameter]:
-        """The weight, and the bias and attention if the layer has them: ``[E, ...]`` each."""
-        return [p for p in (self.weight, self.bias, self.attention) if p is not None]
 
     def extra_repr(self) -> str:
         return (
@@ -204,8 +205,8 @@ class FusedRbMLayer(KeepsCopy, MemoryRouter):
                 rows, self._buffers["memory"], folded.weight, self.out_features, self.top_k, self.gate_temperature
             )
         except (RuntimeError, TypeError, ValueError, KeyError):
-            # What packed experts do not serve: forward mode, a memory in float64, a memory that is not a buffer but
-            # parametrised or a parameter. Bad input is refused there.
+            # What packed experts do not serve: a memory in float64, a memory that is not a buffer but parametrised or a
+            # parameter. Bad input is refused there.
             return self._answer_by(h, dtype, *self._fold(dtype))
         return y if rows is h else y.reshape(*h.shape[:-1], self.out_features)
 

@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
-from rbm import FusedRbMLayer
+from rbm import FusedRbMLayer, RbMFeedForward, RbMStudent
 from rbm.nn import folded_weights as folding
 from rbm.nn import scaled_experts
 from rbm_kernels import fold_experts
@@ -80,3 +81,21 @@ def test_a_training_step_through_the_operator(bias, autocast, kernels, monkeypat
         # Under autocast, a folded weight may be rounded to its neighbour in bfloat16.
         tolerance = 0.05 if autocast else 1e-5
         torch.testing.assert_close(got, wanted, atol=tolerance * wanted.abs().max().item(), rtol=tolerance)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("make", [FusedRbMLayer, RbMFeedForward, RbMStudent])
+def test_a_compiled_function_that_changes_the_mode_is_one_graph(make):
+    """Calls of eval() are counted, and a graph that reads the count would be compiled anew for each number."""
+    module, x, counter = make(6, 8, 5), torch.randn(12, 6), CompileCounter()
+
+    def trains_and_answers(module):
+        trained = module.train()(x)
+        return trained.detach(), module.eval()(x).detach()
+
+    folding.steps()  # counts from here on, as after any inference
+    twin = copy.deepcopy(module)
+    compiled = torch.compile(trains_and_answers, backend=counter, fullgraph=True)
+    for _ in range(10):
+        torch.testing.assert_close(compiled(twin), trains_and_answers(module))
+    assert counter.frame_count == 1

@@ -145,6 +145,27 @@ def test_linear_layers_that_are_not_called_as_such_stay_float32(other):
     torch.testing.assert_close(quantized(student)(x), student(x), rtol=0.05, atol=0.05)
 
 
+def _hook(layer):
+    layer.register_forward_hook(lambda module, inputs, output: 3 * output)
+
+
+def _pre_hook(layer):
+    layer.register_forward_pre_hook(lambda module, inputs: (3 * inputs[0],))
+
+
+def _own_forward(layer):
+    layer.forward = lambda rows: 3 * torch.nn.functional.linear(rows, layer.weight, layer.bias)
+
+
+@pytest.mark.parametrize("change", [_hook, _pre_hook, _own_forward])
+def test_a_linear_layer_with_hooks_or_a_forward_of_its_own_stays_float32(change):
+    student, x = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 8)).eval(), torch.randn(6, 4)
+    change(student[1])
+    small = quantized(student)
+    assert isinstance(small[0], Int8Layer)
+    torch.testing.assert_close(small(x), student(x), rtol=0.05, atol=0.1)
+
+
 def test_it_is_saved_nowhere(student, tmp_path):
     pytest.importorskip("huggingface_hub")
     with pytest.raises(TypeError, match="was made from modules, or quantised"):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from rbm import FusedRbMLayer
@@ -178,3 +178,25 @@ def test_training_under_forward_mode_leaves_a_plain_record():
             assert torch.autograd.forward_ad.unpack_dual(y).tangent is not None
         assert layer.pending_total.sum() > 0
         layer.eval()
+
+
+@pytest.mark.parametrize("detach_gates", [True, False])
+def test_forward_mode_without_gradients_has_the_same_tangents(detach_gates):
+    """The operator of inference has the derivative of gates that are not detached, and takes no dual parameters."""
+    layer, x, v = make(detach_gates=detach_gates).eval(), dense_rows(), dense_rows()
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+    directions = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
+
+    def of_dual_numbers():
+        with forward_ad.dual_level():
+            dual = {name: forward_ad.make_dual(parameters[name], directions[name]) for name in parameters}
+            return forward_ad.unpack_dual(functional_call(layer, dual, (forward_ad.make_dual(x, v),))).tangent
+
+    expected = of_dual_numbers()
+    with torch.no_grad():
+        layer(x)  # experts are packed by now
+        torch.testing.assert_close(of_dual_numbers(), expected)
+        by_func = jvp(lambda p, x: functional_call(layer, p, (x,)), (parameters, x), (directions, v))[1]
+        torch.testing.assert_close(by_func, expected)
+        by_rows = jvp(layer, (x,), (v,))[1]
+    torch.testing.assert_close(by_rows, jvp(layer, (x,), (v,))[1])

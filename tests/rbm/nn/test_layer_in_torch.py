@@ -111,6 +111,31 @@ def test_what_would_be_written_into_a_copy_is_refused(case, name):
         WRITES[name](layer, torch.randn(9, 6))
 
 
+COMPUTED = {
+    "weight norm": parametrizations.weight_norm,
+    "old spectral norm": nn.utils.spectral_norm,
+    "prune": lambda layer, name: prune.random_unstructured(layer, name, 0.5),
+}
+
+
+@pytest.mark.parametrize("change", COMPUTED)
+@pytest.mark.parametrize("write", ["reset_dead_experts", "reset_parameters", "clone_expert"])
+def test_what_would_be_written_into_computed_experts_is_refused(case, write, change):
+    layer, name = case
+    if write == "clone_expert" and not hasattr(layer, write):
+        return
+    writes = {**WRITES, "clone_expert": lambda layer, x: layer.clone_expert()}
+    COMPUTED[change](layer, name)
+    state = {key: tensor.clone() for key, tensor in layer.state_dict().items()}
+    with pytest.raises(
+        RuntimeError,
+        match=rf"{name} is parametrised or pruned, expected a parameter, which {write}\(\) writes in place: first make"
+        rf" it one again, by .*remove_parametrizations\(layer, '{name}'\) or prune",
+    ):
+        writes[write](layer, torch.randn(9, 6).abs())
+    assert all(torch.equal(tensor, state[key]) for key, tensor in layer.state_dict().items())
+
+
 def test_a_memory_that_is_a_parameter(case):
     """It has a gradient from the auxiliary losses, and follows the rows as a buffer does."""
     layer, _ = case
