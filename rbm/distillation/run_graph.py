@@ -116,11 +116,14 @@ def graph_of_resumed_run(run: Path, config: Config) -> Data:
     """The graph of a run that a command continues. One that :func:`rbm.distill` was given as an object is read from the
     run folder; a file is read again, and the run then compares it with the graph that it was started with.
 
+    The paths of files are absolute in a run folder. A name such as ``org/graph`` only looks like a path.
+
     Raises:
         FileNotFoundError: the graph was given as an object and is not in the folder, or the dataset does not exist.
         ValueError: the saved graph or the dataset is not valid.
     """
-    if is_path(config.dataset):
+    name = Path(config.dataset)
+    if is_path(config.dataset) and (name.is_absolute() or name.exists()):
         return load_configured_dataset(config)
     if (run / GRAPH).is_file():
         return _read_graph(run / GRAPH)
