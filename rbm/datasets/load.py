@@ -1,5 +1,8 @@
 """`load_dataset`: load a graph by its name, always in the same form."""
 
+import hashlib
+import os
+from functools import lru_cache
 from pathlib import Path
 
 from torch_geometric.data import Data
@@ -11,6 +14,7 @@ from rbm.datasets.readers.npz import read_npz_graph
 from rbm.datasets.readers.ogb import read_ogb
 from rbm.datasets.readers.planetoid import largest_component, read_attributed, read_planetoid
 from rbm.datasets.readers.raw import find_raw_folder
+from rbm.datasets.readers.user_files import part_files
 from rbm.datasets.registry import (
     CPF_CITESEER,
     DatasetInfo,
@@ -25,6 +29,7 @@ from rbm.datasets.validation import num_classes, validate_data
 from rbm.utils.repeatable import cpu_as_default
 
 _CONFIGURED = ("protocol", "seed", "sparse_features", "undirected")  # options that are settings of a run
+_READ_AT_ONCE = 2**24  # bytes
 _SPLIT_RNG = {"rbm": "pcg64", "cpf": "mt19937"}
 
 
@@ -142,6 +147,26 @@ def check_files(name: str | Path, root: str | Path | None = None, *, protocol: s
     """Raise the errors of :func:`load_dataset` for missing raw files of a named graph, without reading the files."""
     if not is_path(name) and (info := _info(name, protocol)).raw_files:
         find_raw_folder(info, root)
+
+
+def graph_checksum(name: str | Path) -> str:
+    """A checksum of the files of a graph that is given by its path, which tells whether they have changed: 16
+    hexadecimal digits. Empty for a named graph, and if the files are missing.
+    """
+    if not is_path(name) or not Path(name).exists():
+        return ""
+    return _checksum_of(tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in part_files(Path(name))))
+
+
+@lru_cache(maxsize=32)  # sizes and times of the files tell whether it still holds
+def _checksum_of(files: tuple[tuple[Path, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for file, size, _ in files:
+        digest.update(os.fsencode(file.name) + f" {size}\n".encode())
+        with file.open("rb") as content:
+            while part := content.read(_READ_AT_ONCE):
+                digest.update(part)
+    return digest.hexdigest()[:16]
 
 
 def _info(name: str, protocol: str) -> DatasetInfo:

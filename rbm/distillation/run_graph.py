@@ -69,7 +69,7 @@ def save_graph(run: RunFolder, config: Config, data: Data, progress: Progress) -
     else:
         tensors["x"] = data.x
     size, named = sum(tensor.nbytes for tensor in tensors.values()), _is_named(config.dataset)
-    if named and (size > MOST_BYTES or _loads(config, run.path)):
+    if named and (size > MOST_BYTES or _loads(config, run.path, data)):
         return
     if size > MOST_BYTES:
         keep = f"; keep {config.dataset} as it is" if is_path(config.dataset) else ""
@@ -116,11 +116,14 @@ def graph_of_resumed_run(run: Path, config: Config) -> Data:
     """The graph of a run that a command continues. One that :func:`rbm.distill` was given as an object is read from the
     run folder; a file is read again, and the run then compares it with the graph that it was started with.
 
+    The paths of files are absolute in a run folder. A name such as ``org/graph`` only looks like a path.
+
     Raises:
         FileNotFoundError: the graph was given as an object and is not in the folder, or the dataset does not exist.
         ValueError: the saved graph or the dataset is not valid.
     """
-    if is_path(config.dataset):
+    name = Path(config.dataset)
+    if is_path(config.dataset) and (name.is_absolute() or name.exists()):
         return load_configured_dataset(config)
     if (run / GRAPH).is_file():
         return _read_graph(run / GRAPH)
@@ -199,15 +202,23 @@ def _changed(run: Path, data: Data) -> list[str]:
     return [name for name in now if inputs.get(name, now[name]) != now[name]]
 
 
-def _loads(config: Config, run: Path) -> bool:
-    """Whether the name of a graph loads what the run was given. Its masks may be others: of another seed, or one's own.
+def _loads(config: Config, run: Path, data: Data) -> bool:
+    """Whether the name of a graph loads what the run was given. Its masks may be others: of another seed, or one's own;
+    and it may have a teacher's logits, or a number of classes of its own.
 
     A graph that cannot be loaded now, for example without a root, may be any.
     """
     try:
-        return not _changed(run, load_configured_dataset(config))
+        loaded = load_configured_dataset(config)
+        same = num_classes(loaded) == num_classes(data) and _logits_hash(loaded) == _logits_hash(data)
+        return same and not _changed(run, loaded)
     except Exception:  # a plugin's loader may raise anything
         return False
+
+
+def _logits_hash(data: Data) -> str | None:
+    logits = data.get("teacher_logits")
+    return fingerprint("input", "teacher_logits", [logits]) if isinstance(logits, Tensor) else None
 
 
 def _is_named(dataset: str) -> bool:

@@ -14,6 +14,7 @@ from rbm.training.run_folder import RunFolder
 from rbm.utils.files import as_json, read_json
 from rbm.utils.tensor_files import fingerprint
 
+_GIVEN = ("teacher", "encodings")  # by a caller in Python
 METHODS, KEEP, LABELS_ALONE = _CHOICES = ("methods", "keep", "labels_alone")  # beside the hashes
 
 
@@ -80,6 +81,12 @@ def check_inputs(run: RunFolder, now: dict[str, str | float], asked: Choices, gr
         changed = [name for name in {**was, **now} if was.get(name) != now.get(name) and name not in _CHOICES]
         if IDS not in was:  # in runs of earlier versions
             changed = [name for name in changed if name != IDS]
+        if lacking := [name for name in _GIVEN if name in changed and name not in now]:
+            raise ValueError(
+                f"run folder {run.path} was started from Python with {' and '.join(lacking)} of your own, and is"
+                f" resumed without; resume it there, rbm.distill(..., folder={str(run.path)!r}, resume=True), with the"
+                " same. Commands take another of its students by --method"
+            )
         if changed:
             raise ValueError(
                 f"run folder {run.path} was started with another {', '.join(changed)}; resume with the same, or write"

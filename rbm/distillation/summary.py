@@ -51,7 +51,8 @@ def results_table(summary: dict[str, Any], timings: dict[str, Any]) -> Table:
 
 def results_markdown(summary: dict[str, Any], timings: dict[str, Any]) -> str:
     """The same table in Markdown, and the verdict."""
-    lines = [f"| {_title(summary)} | {' | '.join(_headings())} |", "|---|" + "---:|" * len(_COLUMNS)]
+    title = " ".join(_title(summary).split()).replace("|", "\\|")  # a graph's name may be any text
+    lines = [f"| {title} | {' | '.join(_headings())} |", "|---|" + "---:|" * len(_COLUMNS)]
     lines += [f"| {' | '.join(row)} |" for row in _cells(summary, timings)]
     verdict = [f"- {sentence}" for sentence in verdict_sentences(summary["verdict"])]
     return "\n".join([*lines, "", CAPTION, "", *verdict, ""])

@@ -46,10 +46,14 @@ def figures(result: dict[str, Any], timing: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def made_by(config: Config, method: str) -> dict[str, str]:
-    """The provenance of a row: settings, code, versions, threads, and date."""
+def made_by(config: Config, method: str, graph: str = "") -> dict[str, str]:
+    """The provenance of a row: settings, code, versions, threads, and date.
+
+    ``graph`` is the checksum of the graph's files (:func:`rbm.datasets.load.graph_checksum`). If there is one, it
+    follows the fingerprint of the settings after a hyphen.
+    """
     return {
-        "config": config_fingerprint(config, method),
+        "config": "-".join(filter(None, (config_fingerprint(config, method), graph))),
         "commit": _commit(),
         "date": today(),
         "python": platform.python_version(),

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from rbm.config import Config
 from rbm.datasets import check_files
-from rbm.datasets.load import graph_settings, load_configured_dataset
+from rbm.datasets.load import graph_checksum, graph_settings, load_configured_dataset
 from rbm.datasets.registry import short_name
 from rbm.distillation.distill import distill
 from rbm.distillation.verdict import LABELS_ALONE
@@ -55,8 +55,8 @@ def run_experiment(
         All rows of the experiments, including those of earlier runs.
 
     Raises:
-        ValueError: ``out`` is not such a file, or contains a row of this experiment made with other settings; or the
-            device is not usable.
+        ValueError: ``out`` is not such a file, or contains a row of this experiment made with other settings, or of a
+            graph file that has changed since; or the device is not usable.
         FileNotFoundError: a graph's files are missing; raised before anything runs.
         BlockingIOError: another process is adding rows to ``out``.
     """
@@ -117,7 +117,7 @@ def _run_missing(
     finished = total - len(waiting)
     with count_runs(console, "runs", total) as bar, cache_or_temporary(cache) as folder:
         bar.update(finished, "")
-        arguments = [(*what, root, folder, device) for what in waiting]
+        arguments = [(*what, root, folder, device, graph_checksum(what[1].dataset)) for what in waiting]
         with closing(_results(arguments, jobs)) as results:  # ends the workers, even if a row cannot be written
             for task, rows in results:
                 new = [row for row in rows if row_key(row) not in done]
@@ -147,8 +147,11 @@ def _run_task(
     root: str | None,
     cache: Path,
     device: str,
+    graph: str,
 ) -> list[dict[str, str]]:
-    """Train a student, and return its row and its teacher's; or only a teacher, as the method ``teacher``."""
+    """Train a student, and return its row and its teacher's; or only a teacher, as the method ``teacher``. ``graph`` is
+    the checksum of the graph's files.
+    """
     config = experiment.config(task)
     result = distill(
         remembered_dataset(graph_settings(config, root), device),
@@ -160,7 +163,7 @@ def _run_task(
         console=None,
     )
     return [
-        {**row, **figures(result.summary[made], result.timings[made]), **made_by(config, made)}
+        {**row, **figures(result.summary[made], result.timings[made]), **made_by(config, made, graph)}
         for row in _expected(task, experiment, [] if method == _TEACHER else [method])
         for made in [row["method"]]
     ]
@@ -190,9 +193,19 @@ def check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple
     """The rows by their keys.
 
     Raises:
-        ValueError: a row belongs to this experiment by its key, but was made with other settings.
+        ValueError: a row belongs to this experiment by its key, but was made with other settings; or a graph's files
+            have changed since one of its rows was written.
     """
     done = {row_key(row): row for row in rows}
+    graphs = {name: graph_checksum(name) for name in experiment.datasets}
+    for row in rows:
+        # Rows of other seeds and methods count too: a table would compare models of two graphs.
+        was, now = row["config"].partition("-")[2], graphs.get(row["dataset"])
+        if was and now and was != now:
+            raise ValueError(
+                f"the results file holds rows of another graph: {row['dataset']} has changed since, or is another file"
+                f" ({was}, now {now}); give this experiment a file of its own, or remove the rows of that graph"
+            )
     for task in experiment.tasks():
         config = experiment.config(task)
         for row in _expected(task, experiment):
@@ -200,11 +213,11 @@ def check_rows(rows: list[dict[str, str]], experiment: Experiment) -> dict[tuple
                 continue
             expected = config_fingerprint(config, row["method"])
             # The teacher's too: rows of methods without a teacher do not tell that their file has another one.
-            if known["config"] != expected:
+            if (was := known["config"].partition("-")[0]) != expected:
                 # All variants share the teacher, so another name for the variant would find the same row.
                 rename = "" if row["method"] == "teacher" else ", or its variant another name"
                 raise ValueError(
-                    f"the results file holds {' '.join(row_key(row))} from other settings ({known['config']}, now"
+                    f"the results file holds {' '.join(row_key(row))} from other settings ({was}, now"
                     f" {expected}); give this experiment a file of its own{rename}"
                 )
     return done

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rbm.config import ATTENTION_TEACHERS, Config
 from rbm.datasets.splits import GraphSplit
-from rbm.teachers import LabelInput, LabelPropagation, Teacher, build_teacher
+from rbm.teachers import TEACHERS, LabelInput, LabelPropagation, Teacher, build_teacher
 from rbm.teachers.outputs import TeacherOutputs, check_untrained, outputs_from_logits, outputs_from_module
 from rbm.teachers.training import build_teacher_trainer
 from rbm.training.cached import cached_phase
@@ -20,6 +20,7 @@ from rbm.training.selection import EpochLimits, Selection, split_accuracies
 from rbm.training.time_limit import current_limit
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process
+from rbm.utils.plugins import checksum_of_own_code
 from rbm.utils.progress import Progress
 
 
@@ -117,6 +118,8 @@ def _made_from(split: GraphSplit, config: Config, classes: int) -> tuple[dict[st
         settings["precision"] = config.precision
     if classes != int(split.graph.y.max()) + 1:  # declared classes without a node, each an output of the teacher
         settings["classes"] = classes
+    if code := checksum_of_own_code(TEACHERS[config.teacher.name]):  # its settings do not tell what it computes
+        settings["code"] = code
     # Unseen nodes do not affect the training, but define the test accuracy.
     inputs = [graph.x, graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask]
     inputs += [split.graph.edge_index, split.graph.y, split.unseen_nodes]

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,18 @@ def _line(error: BaseException, path: Path) -> int | None:
     """The last line of the file in the error's traceback; None if the file could not even be compiled."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
+
+
+@lru_cache(maxsize=32)  # the code that runs is that of the first call, whatever happens to the file later
+def checksum_of_own_code(made_by: type) -> str | None:
+    """A checksum of the file that defines a class of the user; None for the package's, and if there is no such file."""
+    if made_by.__module__.startswith("rbm."):
+        return None
+    try:
+        content = Path(inspect.getfile(made_by)).read_bytes()
+    except (OSError, TypeError):  # it was defined in an interactive session, for example
+        return None
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def loaded_plugins() -> tuple[str, ...]:

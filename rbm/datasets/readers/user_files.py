@@ -230,9 +230,19 @@ def as_tensor(value: Any, where: str, *, sparse: bool = False) -> Tensor:
 # A folder
 
 
+def part_files(path: Path) -> list[Path]:
+    """The files that :func:`read_parts` reads, in the order of their names: ``path`` itself, unless it is a folder."""
+    if not path.is_dir():
+        return [path]
+    return [file for file in _visible(path) if file.suffix in _READERS and file.is_file() and file.stem in PART_OF]
+
+
+def _visible(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+
+
 def _read_folder(folder: Path) -> dict[str, Any]:
-    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
-    parts = [path for path in paths if path.suffix in _READERS and path.is_file() and path.stem in PART_OF]
+    paths, parts = _visible(folder), part_files(folder)
     others = [path for path in paths if path not in parts and path.suffix in _READERS]
     if parts and others and not any(PART_OF[path.stem] == "x" for path in parts):
         # The features have another name. Edges of ids would then raise an error first, which hides the cause.

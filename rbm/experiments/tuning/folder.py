@@ -65,6 +65,8 @@ def _claim(folder: Path, search: Search) -> None:
         stored = read_yaml("search", file)
         if not isinstance(stored, dict):
             raise ValueError(f"search {file} holds {type(stored).__name__}, expected what a search wrote")
+        if "graph" not in stored:  # in searches of earlier versions
+            given.pop("graph", None)
         for name, was, now in differences(stored, given):
             raise ValueError(
                 f"{folder} holds a search of other settings: {name} (was {was}, now {now}); give them as they were,"

@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Data
 
 from rbm.config import Config
-from rbm.datasets.load import graph_settings
+from rbm.datasets.load import graph_checksum, graph_settings
 from rbm.distillation.distill import distill
 from rbm.distillation.registry import METHODS, learns_soft_labels
 from rbm.experiments.runner import remembered_dataset
@@ -91,7 +91,8 @@ class Search:
     def description(self) -> dict[str, Any]:
         """The settings that define a search, as stored in its folder."""
         config = {name: value for name, value in asdict(self.start).items() if name not in ("seed", "root")}
-        return {"method": self.method, "seeds": list(self.seeds), "space": self.lines, "config": config}
+        found = {"method": self.method, "seeds": list(self.seeds), "space": self.lines, "config": config}
+        return found | ({"graph": graph} if (graph := graph_checksum(self.start.dataset)) else {})
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,13 @@ def test_a_run_on_a_graph_from_python_is_resumed_from_its_folder(command, monkey
     monkeypatch.chdir(tmp_path)
     few = {name: {"max_epochs": 2} for name in ("teacher", "glnn", "krd")}
     data = rbm.load_dataset("digits", seed=1)  # with masks of its own
-    for name, folder in (("my digits", "a"), ("digits", "b")):
+    for name, folder in (("my digits", "a"), ("digits", "b"), ("org/mine", "c")):
         data.name = name
         config = rbm.Config().updated(few)
         run = rbm.distill(data, config=config, methods=["glnn", "krd"], folder=folder, plots=False, keep="glnn")
         status, out, err = command("distill", "--resume", "--out", folder, "--no-plots", "--keep", "krd")
         assert (status, "krd: finished before" in err) == (0, True), err
-        assert f"{name}, transductive" in out
+        assert f"{name.removeprefix('org/')}, transductive" in out
         assert students(tmp_path / folder) == ("krd", ["glnn", "labels"])
         assert f"{run.summary['krd']['test_accuracy']:.2%}" in out
     (tmp_path / "a" / "graph.safetensors").unlink()

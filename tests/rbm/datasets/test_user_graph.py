@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 import rbm
 from rbm.datasets import load_dataset, load_graph, unseen_fraction, validate_data
+from rbm.datasets.load import graph_checksum
 from rbm.datasets.splits import per_class_masks
 from rbm.datasets.user_graph import _mask
 
@@ -382,3 +383,15 @@ def test_self_loops_are_no_reverse_edges(tmp_path, caplog):
     edges = np.concatenate([[place, place + 1], [loops, loops]], axis=1)
     load_graph(save_npz(tmp_path, arrays() | {"edge_index": edges}))
     assert f"has {NODES - 1} distinct edges; the reverse edge is present for none of them" in caplog.text
+
+
+def test_the_checksum_of_a_folder_tells_whether_a_part_of_the_graph_has_changed(tmp_path):
+    for name, value in without_masks().items():
+        np.save(tmp_path / f"{name}.npy", value)
+    first = graph_checksum(tmp_path)
+    assert len(first) == 16
+    (tmp_path / "predictions.csv").write_text("row,class\n")  # which is no part
+    assert graph_checksum(str(tmp_path)) == first
+    np.save(tmp_path / "y.npy", without_masks()["y"][::-1])
+    assert graph_checksum(tmp_path) != first
+    assert graph_checksum("digits") == graph_checksum(tmp_path / "missing.npz") == ""

@@ -58,6 +58,15 @@ def test_an_unfinished_run_is_not_resumed_on_other_inputs(small_graph, quick, tm
     assert rbm.distill(**first, **options, resume=True).summary == done.summary
 
 
+def test_a_run_with_a_teacher_of_ones_own_is_not_resumed_without(small_graph, quick, tmp_path):
+    first, _ = changed(small_graph, "teacher")
+    options = {"config": quick, "methods": ["mlp", "rbm"], "folder": tmp_path / "run", "console": None}
+    rbm.distill(**first, **options)
+    message = "started from Python with teacher and encodings of your own, and is resumed without; .* by --method"
+    with pytest.raises(ValueError, match=message):
+        rbm.distill(small_graph, **options, resume=True, keep="rbm")
+
+
 def test_a_module_is_known_by_its_weights(small_graph, quick, tmp_path):
     class Linear(torch.nn.Linear):
         def forward(self, x, edge_index):

@@ -5,7 +5,8 @@ from io import StringIO
 
 from rich.console import Console
 
-from rbm.distillation.summary import results_table
+from rbm.distillation import summary as summaries
+from rbm.distillation.summary import results_markdown, results_table
 
 
 def test_the_table_fits_where_output_is_redirected():
@@ -33,3 +34,12 @@ def test_each_column_has_its_own_figure():
     assert ["MLP student", "10.00%", "20.00%", "30.00%", "4", "5", "0.79", "12.3"] in rows
     assert ["MLP on labels", "10.00%", "20.00%", "4", "5"] in rows, "without a maximum, and without times"
     assert ["Teacher", "10.00%", "20.00%", "30.00%", "2.35 M", "5"] in rows
+
+
+def test_a_name_cannot_break_the_markdown_table(monkeypatch):
+    monkeypatch.setattr(summaries, "verdict_sentences", lambda verdict: [])
+    figures = {"test_accuracy": 0.1, "val_accuracy": 0.2, "test_max": 0.3, "parameters": 4, "active_parameters": 5}
+    summary = {"dataset": "users | shops\nof 2026", "setting": "inductive", "seed": 6, "verdict": {"kept": "mlp"}}
+    heading, rule, *_ = results_markdown(summary | {"teacher": {**figures, "name": "sage"}}, {}).splitlines()
+    assert heading.startswith("| users \\| shops of 2026, inductive, sage teacher, seed 6 | Test | ")
+    assert len(re.findall(r"(?<!\\)\|", heading)) == rule.count("|")

@@ -85,6 +85,27 @@ def test_a_graph_file_that_has_changed_is_read_again(tmp_path, small_graph):
     assert seen[1] - seen[0] > 0.9
 
 
+def test_rows_of_a_graph_file_that_has_changed_are_not_taken_for_new_ones(tmp_path, small_graph):
+    """Regression test: the rows of the former file were printed as the results of the new one."""
+    path, rows = tmp_path / "mine.pt", tmp_path / "r.csv"
+    changes = {**QUICK, "distill": {"source": "teacher"}}
+    mine = quick(datasets=(str(path),), seeds=(0,), methods=("glnn",), changes=changes)
+    torch.save(small_graph, path)
+    first = run_experiment(mine, rows)
+    written = path.read_bytes()
+    path.write_bytes(written)  # the same graph, written later
+    assert run_experiment(mine, rows) == first
+    small_graph.x += 1
+    torch.save(small_graph, path)
+    for seeds in ((0,), (1,)):  # a row of another seed would stand beside the former ones
+        with pytest.raises(ValueError, match=r"rows of another graph: .*mine\.pt has changed since"):
+            run_experiment(replace(mine, seeds=seeds), rows)
+    rows.write_text(re.sub(r"(,[0-9a-f]{16})-[0-9a-f]{16},", r"\1,", rows.read_text()))  # of an earlier version
+    assert [row["val"] for row in run_experiment(mine, rows)] == [row["val"] for row in first]
+    path.unlink()
+    assert len(run_experiment(mine, rows)) == len(first), "nothing is left to run"
+
+
 def test_rows_of_other_methods(tmp_path):
     (tmp_path / "e.yaml").write_text("methods: [glnn, moe]\nseeds: 0-1\n")
     experiment = replace(Experiment.from_yaml(tmp_path / "e.yaml"), changes=QUICK)

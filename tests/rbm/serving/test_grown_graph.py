@@ -85,14 +85,19 @@ def named(small_graph, monkeypatch):
     return rbm.load_dataset("tiny")
 
 
-@pytest.mark.parametrize("own", ["nothing", "fraction", "masks"])
+@pytest.mark.parametrize("own", ["nothing", "fraction", "masks", "logits", "classes"])
 def test_a_named_graph_is_that_of_training_with_a_split_of_its_own_too(named, tmp_path, own):
+    """With logits or a number of classes of its own, it was not kept: `rbm report` and `--resume` did not find them."""
     if own == "masks":
         named.train_mask, named.val_mask = named.val_mask, named.train_mask
+    elif own == "logits":
+        named.teacher_logits = torch.randn(60, 3)
+    elif own == "classes":
+        named.num_classes = 5
     config, fraction = CONFIG.updated({"setting": "inductive"}), 0.7 if own == "fraction" else None
     options = {"methods": ["mlp"], "measure_latency": False, "plots": False, "unseen_fraction": fraction}
     result = rbm.distill(named, config=config, folder=tmp_path / "run", **options)
-    assert (tmp_path / "run" / "graph.safetensors").exists() == (own == "masks")
+    assert (tmp_path / "run" / "graph.safetensors").exists() == (own not in ("nothing", "fraction"))
     graph = save(tmp_path / "graph.npz", named.x, named.edge_index)
     predict_graph(tmp_path / "run", graph, tmp_path / "out.npy")
     expected = answers(result.student, result.student_inputs("mlp"))

@@ -97,6 +97,18 @@ def test_one_file_adds_a_method_a_teacher_and_a_dataset(plugin, tmp_path):
     assert "Copycat" in out
 
 
+def test_a_teacher_whose_code_has_changed_is_trained_again(plugin, tmp_path):
+    """Regression test: its weights and its accuracies were those of the former code, from the cache."""
+    chosen = ["--dataset", "rings", "--teacher", "mean", "--method", "copycat", "--no-plots", "--set=glnn.max_epochs=2"]
+    seen = []
+    for code in ("self.around(x, edge_index)", "self.around(x, edge_index)", "-self.around(x, edge_index)"):
+        plugin.write_text(re.sub(r"self.linear\(.*\)$", f"self.linear({code})", plugin.read_text(), flags=re.MULTILINE))
+        done = run("--plugin", plugin, "distill", *chosen, "--out", "run", "--overwrite", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        seen.append("teacher: trained before, taken from" in done.stderr)
+    assert seen == [False, True, False]
+
+
 def test_worker_processes_know_it_too(plugin, tmp_path):
     chosen = ["--dataset", "rings", "--teacher", "mean", "--method", "copycat", *FEW]
     done = run("--plugin", plugin, "distill", *chosen, "--seeds", "0-1", "--jobs", "2", "--out", "o.csv", cwd=tmp_path)

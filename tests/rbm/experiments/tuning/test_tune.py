@@ -237,6 +237,22 @@ def test_a_folder_holds_one_search(start, tmp_path, changes, options, message):
     assert (tmp_path / "out" / "trials.csv").read_bytes() == before
 
 
+def test_a_search_is_not_continued_on_a_graph_file_that_has_changed(start, tmp_path, small_graph):
+    """Regression test: its trials on the former graph were compared with those on the new one."""
+    path = tmp_path / "mine.pt"
+    torch.save(small_graph, path)
+    mine = replace(start, dataset=str(path))
+    tune(mine, tmp_path / "out", **MLP, trials=1)
+    small_graph.x += 1
+    torch.save(small_graph, path)
+    with pytest.raises(ValueError, match="other settings: graph"):
+        tune(mine, tmp_path / "out", **{**MLP, "trials": 2})
+    search = yaml.safe_load((tmp_path / "out" / "search.yaml").read_text())
+    del search["graph"]  # as an earlier version wrote it
+    (tmp_path / "out" / "search.yaml").write_text(yaml.safe_dump(search, sort_keys=False))
+    assert len(tune(mine, tmp_path / "out", **{**MLP, "trials": 2}).rows) == 2
+
+
 def test_a_folder_of_something_else_is_left_alone(start, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"holds no search \(no search.yaml\)"):
