@@ -168,8 +168,8 @@ constexpr int64_t column_of(int64_t tile, int64_t apart) {
 // sums [16 kRowTiles, 16 kColumnTiles] = left x right. `left` has a multiple of 16 pairs per row, with zeros after
 // `steps`; `right` has `steps` rows, of columns that are adjacent if `apart` is kHalfWidth. `ahead` requests the lines
 // of the next 16 rows, which the processor would load too late by itself: because it stops at every page if they come
-// from memory, and because the registers wait for the L2 cache otherwise. meanwhile(i) is called in the i-th of the
-// kRegisterRows steps.
+// from memory, and because the registers wait for the L2 cache otherwise. meanwhile(i) is called for every
+// kRegisterRows steps, while the registers are busy.
 template <typename Tiles, int kRowTiles, int kColumnTiles, typename Meanwhile>
 RBM_INLINE void multiply_block(
     const BFloat16Pair* left, int64_t left_stride, const BFloat16Pair* right, int64_t right_stride, int64_t apart,
@@ -266,9 +266,9 @@ class LeftBlock {
   }
 
   // Multiplies `valid` rows with the columns [begin, end), whose number is a multiple of 16. panel(column, width)
-  // returns the right side of `width` columns, as the stride too, for each kBlockColumns of them. act(products, first,
-  // last) gets rows [first, last) of the products, in parts of some columns. `is_new` tells that the right side is
-  // probably in no cache.
+  // returns the right side of `width` columns, which is the stride too, for each kBlockColumns of them. act(products)
+  // is called for parts of the products, of some rows and columns. `is_new` tells that the right side is probably in no
+  // cache.
   template <typename Tiles, typename Panel, typename Act>
   RBM_INLINE void multiply(
       Tiles, int64_t valid, int64_t begin, int64_t end, int64_t steps, bool is_new, const Panel& panel,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from rbm.utils.precision import autocast_dtype
 from rbm.utils.transforms import is_eager_on_cpu
 from rbm_kernels._library import gradients_of
 
@@ -18,8 +19,11 @@ class PReLU(nn.PReLU):
     """PReLU with one slope."""
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = _is_plain(x) or x.dtype != self.weight.dtype
-        return super().forward(x) if plain else _PReLU.apply(x, self.weight)
+        weight = self.weight
+        if x.dtype == autocast_dtype(x, weight.dtype):
+            weight = weight.to(x.dtype)  # as autocast does
+        plain = _is_plain(x) or x.dtype != weight.dtype
+        return super().forward(x) if plain else _PReLU.apply(x, weight)
 
 
 def unit_rows(x: Tensor) -> Tensor:

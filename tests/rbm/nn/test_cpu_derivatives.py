@@ -30,6 +30,20 @@ def test_prelu_is_pytorchs(slope):
         assert torch.equal(ours(x), plain(x))
 
 
+def test_prelu_in_mixed_precision():
+    """Autocast casts the slope; PyTorch's derivative takes several times as long then."""
+    x = torch.randn(200, 7).bfloat16().requires_grad_()
+    found = []
+    for module in (PReLU(init=0.3), nn.PReLU(init=0.3)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = module(x)
+        name = y.grad_fn.name()
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, module.weight])])
+        assert ("_PReLU" in name) == isinstance(module, PReLU)
+    assert [part.dtype for part in found[0]] == [part.dtype for part in found[1]]
+    torch.testing.assert_close(found[0], found[1])
+
+
 @pytest.mark.parametrize("part", ["rows", "slope"])
 def test_second_derivatives_where_the_rows_or_the_slope_need_none(part):
     x = torch.randn(50, 7, requires_grad=part == "rows")
