@@ -15,8 +15,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -109,6 +107,7 @@ def main() -> None:
     if not arguments.versions or arguments.out is None:
         parser.error("expected at least one NAME=FOLDER, and --out FILE for the rows")
     # Not in workers, whose package may be an older version.
+    from benchmarks.measure.versions import commit_of, run_worker
     from rbm.utils.environment import today
     from rbm.utils.files import append_csv, read_csv
 
@@ -117,17 +116,13 @@ def main() -> None:
             for name, place in (version.split("=", 1) for version in arguments.versions):
                 folder, *changes = place.split(",")
                 tree = Path(folder).resolve()
-                command = [sys.executable, __file__, "--worker", setting, "--dataset", arguments.dataset]
-                command += ["--root", str(Path(arguments.root).resolve()), "--epochs", str(arguments.epochs)]
-                command += ["--phases", *arguments.phases, "--changes", *changes]
-                environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment, cwd=tree)
-                commit = subprocess.run(
-                    ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-                )
+                given = ["--worker", setting, "--dataset", arguments.dataset]
+                given += ["--root", str(Path(arguments.root).resolve()), "--epochs", str(arguments.epochs)]
+                given += ["--phases", *arguments.phases, "--changes", *changes]
+                found = run_worker(__file__, given, tree, OMP_NUM_THREADS="1")
                 fixed = {
                     "date": today(),
-                    "commit": commit.stdout.strip(),
+                    "commit": commit_of(tree),
                     "load": round(os.getloadavg()[0], 2),
                     "epochs": arguments.epochs,
                     "version": name,
@@ -135,7 +130,6 @@ def main() -> None:
                     "setting": setting,
                     "round": turn,
                 }
-                found = json.loads(done.stdout.splitlines()[-1])
                 rows = [{**fixed, "phase": p, "processor_seconds": round(s, 4)} for p, s in found.items()]
                 append_csv(arguments.out, rows, COLUMNS)
                 print(name, setting, found, flush=True)

@@ -10,10 +10,7 @@ process.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +21,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 def workloads() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
-    """Name, dtype, number of rows and call of each workload; the calls before a step of training are in it."""
+    """Name, dtype, number of rows and call of each workload."""
     import torch
 
     import rbm
@@ -110,21 +107,17 @@ def main() -> None:
     import torch
 
     from benchmarks.measure.harness import processor
+    from benchmarks.measure.versions import commit_of, run_worker
     from rbm.utils.environment import today
     from rbm.utils.files import append_csv, read_csv
 
     for turn in range(arguments.rounds):
         for name, folder in (version.split("=", 1) for version in arguments.versions):
             tree = Path(folder).resolve()
-            command = [sys.executable, __file__, "--worker", "--seconds", str(arguments.seconds)]
-            environment = {**os.environ, "PYTHONPATH": str(tree)}
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment, cwd=tree)
-            commit = subprocess.run(
-                ["git", "-C", str(tree), "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
-            )
+            found = run_worker(__file__, ["--worker", "--seconds", str(arguments.seconds)], tree)
             fixed = {"date": today(), "device": processor(), "threads": torch.get_num_threads()}
-            fixed |= {"commit": commit.stdout.strip(), "version": name, "round": turn}
-            append_csv(arguments.out, [{**fixed, **row} for row in json.loads(done.stdout.splitlines()[-1])], COLUMNS)
+            fixed |= {"commit": commit_of(tree), "version": name, "round": turn}
+            append_csv(arguments.out, [{**fixed, **row} for row in found], COLUMNS)
             print(name, turn, flush=True)
     print(markdown(read_csv(arguments.out)), end="")
 

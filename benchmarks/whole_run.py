@@ -24,6 +24,7 @@ import time
 from itertools import product
 from pathlib import Path
 
+from benchmarks.measure.versions import commit_of
 from rbm.experiments.experiment import parse_seeds
 from rbm.experiments.statistics import paired_test
 from rbm.utils.environment import today
@@ -162,9 +163,7 @@ def main() -> None:
                 continue
             place, *settings = tree.split(",")
             tree = Path(place).resolve()
-            commit = subprocess.run(
-                ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-            ).stdout.strip()
+            commit = commit_of(tree)
             with tempfile.TemporaryDirectory() as folder:
                 found = run(tree, settings, dataset, setting, seed, arguments.root.resolve(), Path(folder))
                 if arguments.metrics:

@@ -157,7 +157,7 @@ void serve(
     };
     const bool with_amx = with_tiles<Operand>([&](auto tiles) {
       LeftBlock left(std::min(kAmxInner, operands_of<Operand>(features)));
-      if (layer.writes_hidden() && are_whole_blocks(features, hidden_rows(layer, first))) {
+      if (layer.writes_hidden() && are_whole_blocks(features, given->features)) {
         const int64_t from = first_panel * sizes.width, to = std::min(last_panel * sizes.width, given->features);
         return activate_packed_amx(tiles, product, hidden_rows(layer, first), from, to, &left);
       }

@@ -13,6 +13,34 @@ constexpr int64_t kAmxInner = 256;
 // columns (512 KiB) in turn.
 constexpr int64_t kAmxCached = 1 << 20, kAmxColumns = 8 * kBlockColumns;
 
+// The matrix of an expert. A panel has kBlockColumns columns, the last one perhaps fewer: its biases, then its weights.
+struct PackedMatrix {
+  const BFloat16* values;
+  int64_t height;  // packed rows
+
+  template <int kBytes>
+  static RBM_INLINE PackedMatrix of(const PackedExperts<BFloat16>& experts, int64_t expert) {
+    const int64_t height = packed_rows<BFloat16Pair>(experts.features);
+    return {experts.values + expert * height * padded_columns<float, kBytes>(experts.outputs), height};
+  }
+
+  // The weights of the panel from `column` on, of `width` columns.
+  RBM_INLINE const BFloat16Pair* panel(int64_t column, int64_t width) const {
+    return reinterpret_cast<const BFloat16Pair*>(values + column * height + width);
+  }
+  // The biases from `column` on, to the end of its panel.
+  RBM_INLINE const BFloat16* biases(int64_t column) const {
+    const int64_t inside = column % kBlockColumns;
+    return values + (column - inside) * height + inside;
+  }
+};
+
+// Whether the experts exceed the L2 cache.
+template <int kBytes>
+RBM_INLINE bool are_large(const PackedExperts<BFloat16>& experts) {
+  return experts.num_experts * experts.features * padded_columns<float, kBytes>(experts.outputs) > kAmxCached;
+}
+
 // The pairs of an expert, kAmxInner operands of the features from operand `first` on, the columns [begin, end).
 // `is_new` tells that these weights are probably in no cache.
 template <int kBytes, typename Tiles>
@@ -20,22 +48,19 @@ RBM_INLINE void multiply_columns(
     Tiles tiles, const PackedProduct<BFloat16, BFloat16Pair>& p, int64_t expert, int64_t first, int64_t begin,
     int64_t end, bool is_new, LeftBlock* left) {
   using L = Lanes<float, kBytes>;
-  const int64_t features = p.experts.features, height = packed_rows<BFloat16Pair>(features);
-  const BFloat16* const matrix = p.experts.values + expert * height * padded_columns<float, kBytes>(p.experts.outputs);
-  const int64_t inner = std::min(2 * kAmxInner, features - 2 * first), steps = operands_of<BFloat16Pair>(inner);
+  const PackedMatrix matrix = PackedMatrix::of<kBytes>(p.experts, expert);
+  const int64_t inner = std::min(2 * kAmxInner, p.experts.features - 2 * first);
+  const int64_t steps = operands_of<BFloat16Pair>(inner);
   const int64_t count = p.pairs->count(expert);
   const bool begins = p.own_sums && first == 0;  // nothing else is added to these sums
   for (int64_t i = 0; i < count; i += kBlockRows) {
     const Pair* const pairs = p.pairs->of(expert) + i;
     const int64_t valid = std::min(kBlockRows, count - i);
     for (int64_t r = 0; r < valid; ++r) left->set(r, p.row_of(pairs[r]) + 2 * first, inner);
-    const auto panel = [&](int64_t column, int64_t width) {
-      return reinterpret_cast<const BFloat16Pair*>(matrix + column * height + width) + first * width;
-    };
+    const auto panel = [&](int64_t column, int64_t width) { return matrix.panel(column, width) + first * width; };
     const auto add = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
       constexpr int kVectors = kColumns / L::kCount;
-      const int64_t inside = (of.column - begin) % kBlockColumns;
-      const BFloat16* const biases = matrix + (of.column - inside) * height + inside;
+      const BFloat16* const biases = matrix.biases(of.column);
       typename L::Vector bias[kVectors] = {};
       for (int v = 0; v < kVectors && first == 0; ++v) L::load(bias[v], biases + v * L::kCount);
       for (int64_t r = of.first; r < of.last; ++r) {
@@ -65,7 +90,7 @@ RBM_INLINE void multiply_packed_amx_lanes(
     LeftBlock* left) {
   const int64_t features = p.experts.features, padded = padded_columns<float, kBytes>(p.experts.outputs);
   const int64_t begin = first_panel * kBlockColumns, end = std::min(last_panel * kBlockColumns, padded);
-  const bool is_large = p.experts.num_experts * features * padded > kAmxCached;
+  const bool is_large = are_large<kBytes>(p.experts);
   if (!p.own_sums) p.clear(begin, end);
   for (int64_t e = p.first_expert; e < p.last_expert; ++e) {
     const int64_t columns = is_large && p.pairs->count(e) > kBlockRows ? kAmxColumns : end - begin;
@@ -87,8 +112,8 @@ struct HiddenRows {
 
 // Whether activate_packed_amx can compute these rows: a block's products are complete, and each panel of gates has a
 // panel of values.
-inline bool are_whole_blocks(int64_t inner_features, const HiddenRows& hidden) {
-  return operands_of<BFloat16Pair>(inner_features) <= kAmxInner && hidden.features % kBlockColumns == 0;
+inline bool are_whole_blocks(int64_t features, int64_t hidden_features) {
+  return operands_of<BFloat16Pair>(features) <= kAmxInner && hidden_features % kBlockColumns == 0;
 }
 
 // The first product, whose gates are 1: columns [begin, end) of the hidden rows. They are activated as they come from
@@ -99,30 +124,24 @@ RBM_INLINE void activate_packed_amx_lanes(
     LeftBlock* left) {
   using L = Lanes<float, kBytes>;
   using Vector = typename L::Vector;
-  const int64_t features = p.experts.features, height = packed_rows<BFloat16Pair>(features);
-  const int64_t steps = operands_of<BFloat16Pair>(features), values = hidden.features * height;
-  const int64_t padded = padded_columns<float, kBytes>(p.experts.outputs);
-  const bool is_gated = hidden.activation == Activation::kSwiglu;
-  const bool is_large = p.experts.num_experts * features * padded > kAmxCached;
+  const int64_t features = p.experts.features, steps = operands_of<BFloat16Pair>(features);
+  const bool is_gated = hidden.activation == Activation::kSwiglu, is_large = are_large<kBytes>(p.experts);
   // Pairs of the expert, columns [from, to).
   const auto activate = [&]<bool kGated>(int64_t expert, int64_t from, int64_t to) __attribute__((always_inline)) {
-    const BFloat16* const matrix = p.experts.values + expert * height * padded;
-    const int64_t count = p.pairs->count(expert);
+    const PackedMatrix matrix = PackedMatrix::of<kBytes>(p.experts, expert);
+    const int64_t count = p.pairs->count(expert), apart = hidden.features * matrix.height / 2;  // of gates and values
     for (int64_t i = 0; i < count; i += kBlockRows) {
       const Pair* const pairs = p.pairs->of(expert) + i;
       const int64_t valid = std::min(kBlockRows, count - i);
       for (int64_t r = 0; r < valid; ++r) left->set(r, p.row_of(pairs[r]), features);
-      const auto panel = [&](int64_t column, int64_t width) {
-        return reinterpret_cast<const BFloat16Pair*>(matrix + column * height + width);
-      };
+      const auto panel = [&](int64_t column, int64_t width) { return matrix.panel(column, width); };
       const auto write = [&]<int kColumns>(const Products<kColumns>& of) __attribute__((always_inline)) {
         constexpr int kVectors = kColumns / L::kCount / (kGated ? 2 : 1);
-        const int64_t inside = of.column % kBlockColumns;
-        const BFloat16* const biases = matrix + (of.column - inside) * height + inside;
+        const BFloat16* const biases = matrix.biases(of.column);
         Vector bias[kVectors], value_bias[kVectors] = {};
         for (int v = 0; v < kVectors; ++v) {
           L::load(bias[v], biases + v * L::kCount);
-          if constexpr (kGated) L::load(value_bias[v], biases + values + v * L::kCount);
+          if constexpr (kGated) L::load(value_bias[v], biases + 2 * apart + v * L::kCount);
         }
         for (int64_t r = of.first; r < of.last; ++r) {
           const float* const numbers = of.numbers + r * kColumns;
@@ -143,7 +162,7 @@ RBM_INLINE void activate_packed_amx_lanes(
       };
       const bool is_new = is_large && i == 0;
       if constexpr (kGated) {
-        left->multiply_both(tiles, valid, from, to, values / 2, steps, is_new, panel, write);
+        left->multiply_both(tiles, valid, from, to, apart, steps, is_new, panel, write);
       } else {
         left->multiply(tiles, valid, from, to, steps, is_new, panel, write);
       }

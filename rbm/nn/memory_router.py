@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from rbm.nn.conversion import mend_buffers
 from rbm.nn.repeated_forward import first_forward, is_recomputing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, memory_statistics
+from rbm.nn.stored_tensors import is_stored
 from rbm.utils.arguments import (
     check_device_and_dtype,
     check_divisor,
@@ -189,7 +190,7 @@ class MemoryRouter(nn.Module):
             action: what writes into it, with its verb.
             otherwise: another way out than to parametrise another tensor.
         """
-        if "memory" not in self._buffers and "memory" not in self._parameters:
+        if not is_stored(self, "memory"):
             raise RuntimeError(
                 f"memory is parametrised, expected a buffer, which {action} in place: {otherwise}parametrise another"
                 " tensor"

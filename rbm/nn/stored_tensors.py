@@ -5,6 +5,11 @@ from collections.abc import Iterable
 from torch import nn
 
 
+def is_stored(layer: nn.Module, name: str) -> bool:
+    """Whether an attribute is a tensor of the layer itself, and not computed from others at each access."""
+    return name in layer._parameters or name in layer._buffers
+
+
 def check_stored(layer: nn.Module, names: Iterable[str], action: str) -> None:
     """RuntimeError if one of these tensors of a layer is parametrised or pruned.
 
@@ -14,7 +19,7 @@ def check_stored(layer: nn.Module, names: Iterable[str], action: str) -> None:
         action: what writes into them, with its verb.
     """
     for name in names:
-        if name in layer._parameters or name in layer._buffers or getattr(layer, name) is None:
+        if is_stored(layer, name) or getattr(layer, name) is None:
             continue
         raise RuntimeError(
             f"{name} is parametrised or pruned, expected a parameter, which {action} in place: first make it one again,"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import epoch_seconds, in_turn, patience, whole_run
+from benchmarks.measure import versions
 from rbm.config import Config
 from rbm.training.loop import Trainer, fit_phase
 from rbm.training.selection import Accuracies
@@ -35,7 +36,7 @@ def test_epochs_are_not_measured_without_a_version_and_a_file(arguments, monkeyp
     """A version runs for minutes, and its rows had nowhere to go."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["epoch_seconds", "--root", ".", *arguments])
-    monkeypatch.setattr(epoch_seconds.subprocess, "run", lambda *_, **__: pytest.fail("it started"))
+    monkeypatch.setattr(versions.subprocess, "run", lambda *_, **__: pytest.fail("it started"))
     with pytest.raises(SystemExit, match="2"):
         epoch_seconds.main()
     assert "expected at least one NAME=FOLDER, and --out FILE" in capsys.readouterr().err
