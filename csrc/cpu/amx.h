@@ -239,6 +239,31 @@ struct Products {
   int64_t first, last;
 };
 
+// Weights that are multiplied later, and which the L2 cache requests meanwhile, some lines at each step.
+class Upcoming {
+ public:
+  Upcoming() = default;
+  // `bytes` from `weights` on, and as many that are `apart` bytes after them unless it is 0, within about `steps`
+  // steps.
+  Upcoming(const void* weights, int64_t bytes, int64_t apart, int64_t steps)
+      : next_(static_cast<const char*>(weights)),
+        end_(next_ + bytes),
+        apart_(apart),
+        at_once_(std::min(kMostLines, ceil_div(bytes, kLine * std::max<int64_t>(1, steps)))) {}
+
+  RBM_INLINE void request() {
+    for (int64_t i = 0; i < at_once_ && next_ < end_; ++i, next_ += kLine) {
+      __builtin_prefetch(next_, 0, 2);
+      if (apart_ != 0) __builtin_prefetch(next_ + apart_, 0, 2);
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64, kMostLines = 16;
+  const char *next_ = nullptr, *end_ = nullptr;
+  int64_t apart_ = 0, at_once_ = 0;
+};
+
 // The left side of at most kBlockRows rows, each with room for `pairs` pairs.
 class LeftBlock {
  public:
@@ -246,6 +271,8 @@ class LeftBlock {
       // One register row more than needed: rows at multiples of 1 KB would compete for places in the cache.
       : stride_(round_up(pairs, kRegisterWidth) + kRegisterWidth),
         pairs_(scratch<BFloat16Pair>(kBlockRows * stride_)) {}
+
+  Upcoming upcoming;
 
   int64_t stride() const { return stride_; }
   BFloat16Pair* row(int64_t r) { return pairs_.get() + r * stride_; }
@@ -330,6 +357,7 @@ class LeftBlock {
       multiply_block<Tiles, kRowTiles, kColumnTiles>(
           left_->row(0), left_->stride_, right, right_stride, apart, steps_, is_new_ || kRowTiles == 2, target,
           [&](int64_t step) __attribute__((always_inline)) {
+            left_->upcoming.request();
             waiting_.first = step * at_once;
             waiting_.last = std::min(waiting_.first + at_once, rows);
             if (waiting_.first < rows) act_(waiting_);

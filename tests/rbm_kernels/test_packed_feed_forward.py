@@ -81,6 +81,23 @@ def test_activations_of_all_numbers(activation, dtype):
     torch.testing.assert_close(y, wanted, rtol=unit, atol=unit)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_bfloat16_activations_of_all_numbers(activation):
+    """In panels of whole blocks, which AMX activates by instructions of their own. Each feature passes on one number."""
+    edges = [0.0, -0.0, 1e-30, -1e-30, 88.5, -88.5, 126.0, -126.0, 127.0, -127.0, 1e18, -1e18]
+    x = torch.cat([torch.linspace(-100, 100, 6388), torch.tensor(edges)]).bfloat16().view(100, 64)
+    width, one = ACTIVATIONS[activation][1], torch.eye(64, dtype=torch.bfloat16)
+    first, second = pack_experts(one.repeat(width, 1)[None], None), pack_experts(one[None], None)
+    y = packed_feed_forward(x, torch.ones(1, 64), first, second, 64, 64, 1, activation)
+    wanted = ACTIVATIONS[activation][0](x.double().repeat(1, width))
+    torch.testing.assert_close(y.double(), wanted, rtol=2e-2, atol=1e-6)
+    for number in (torch.nan, torch.inf):
+        x[3, 5] = number
+        y = packed_feed_forward(x, torch.ones(1, 64), first, second, 64, 64, 1, activation)
+        assert not y[3].isfinite().any()
+        torch.testing.assert_close(y[4:].double(), wanted[4:], rtol=2e-2, atol=1e-6)
+
+
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [70, 192])
