@@ -83,8 +83,8 @@ def test_activations_of_all_numbers(activation, dtype):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_bfloat16_activations_of_all_numbers(activation):
-    """In panels of whole blocks, which AMX activates by instructions of their own. Each feature passes on one number."""
-    edges = [0.0, -0.0, 1e-30, -1e-30, 88.5, -88.5, 126.0, -126.0, 127.0, -127.0, 1e18, -1e18]
+    """In panels of whole blocks, which AMX activates by its own instructions. Each feature passes on one number."""
+    edges = [0.0, -0.0, 1e-30, -1e-30, 88.5, -88.5, 95.5, -95.5, 127.0, -127.0, 1e18, -1e18]
     x = torch.cat([torch.linspace(-100, 100, 6388), torch.tensor(edges)]).bfloat16().view(100, 64)
     width, one = ACTIVATIONS[activation][1], torch.eye(64, dtype=torch.bfloat16)
     first, second = pack_experts(one.repeat(width, 1)[None], None), pack_experts(one[None], None)
