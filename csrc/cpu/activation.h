@@ -40,7 +40,6 @@ RBM_INLINE void silu(typename Lanes<Acc, kBytes>::Vector& numbers) {
 // by powers of two overflows to infinity, so that negative numbers need no form of their own.
 RBM_INLINE void silu_of_bfloat16(Lanes<float, 64>::Vector& numbers) {
   using Vector = Lanes<float, 64>::Vector;
-  constexpr float kRound = 12582912.0f, kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;  // as in exponential
   const Vector least = Vector{} - 126.0f, most = Vector{} + 87.0f;
   Vector inside;
   asm("vmaxps %2, %1, %0" : "=v"(inside) : "v"(least), "v"(numbers));  // NaN if the last operand is

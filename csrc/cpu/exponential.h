@@ -8,6 +8,9 @@
 
 namespace rbm::cpu {
 
+// Adding and subtracting kRound rounds to an integer. The sum of the other two is log(2).
+constexpr float kRound = 12582912.0f, kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
+
 // numbers = exp(numbers), for NaN and numbers up to 0.
 template <int kBytes, typename Acc>
 RBM_INLINE void exponential(typename Lanes<Acc, kBytes>::Vector& numbers) {
@@ -17,7 +20,7 @@ RBM_INLINE void exponential(typename Lanes<Acc, kBytes>::Vector& numbers) {
   } else {
     // exp(x) = 2^n exp(x - n log 2). The last argument is at most log(2) / 2 in size, where the Taylor polynomial of
     // degree seven has error 5e-9. Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits.
-    constexpr float kLeast = -87.0f, kRound = 12582912.0f, kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
+    constexpr float kLeast = -87.0f;
     const typename L::Mask vanishes = numbers < kLeast;
     const typename L::Vector above = vanishes ? kLeast + typename L::Vector{} : numbers;  // no exponent overflows
     const typename L::Vector rounded = above * 1.44269504f + kRound, n = rounded - kRound;
