@@ -23,7 +23,7 @@ void route(
       mutable_data<Acc>(cosines));
   const int64_t grain = std::max<int64_t>(4, kGrainMultiplications / std::max<int64_t>(1, num_experts * features));
   parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const auto work = scratch<Acc>(routing_scratch(num_experts, k));
+    const auto work = scratch<Acc>(routing_scratch(routing, end - begin));
     route_rows(routing, begin, end, work.get());
   });
 }

@@ -28,7 +28,7 @@ struct Workplace {
 
   Workplace(const PackedLayer<T>& layer, int64_t rows, int64_t padded)
       : gates(scratch<Acc>(2 * rows * layer.routing.top_k)),
-        work(scratch<Acc>(routing_scratch(layer.routing.num_experts, layer.routing.top_k))),
+        work(scratch<Acc>(routing_scratch(layer.routing, rows))),
         chosen(scratch<int32_t>(rows * layer.routing.top_k)),
         pairs(rows, layer.routing.top_k, layer.routing.num_experts),
         features(packed_rows<Operand>(layer.experts.features) - 1),

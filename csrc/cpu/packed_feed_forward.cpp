@@ -83,7 +83,7 @@ Tensor answers(const Tensor& x, const FeedForward<T>& all) {
   const Call call;
   parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     const Room<T> room(all, queue.largest());
-    const auto work = scratch<Accumulation<T>>(routing_scratch(num_experts, k));
+    const auto work = scratch<Accumulation<T>>(routing_scratch(all.routing, queue.largest()));
     for (RowRange part = queue.take(); part.count > 0; part = queue.take()) {
       answer_rows(
           all, room, part.first, part.count, numbers + part.first * outputs,

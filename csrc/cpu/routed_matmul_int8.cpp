@@ -111,7 +111,7 @@ void serve(const Int8Work& work, int64_t begin, int64_t end, int64_t first_panel
   const int64_t number_stride = round_up(layer.features, kLineBytes);
   const bool is_direct = work.padded() <= layer.y_stride;
   const int64_t sum_stride = is_direct ? layer.y_stride : work.padded();
-  const auto floats = scratch<float>(most * (2 * top_k + 1) + routing_scratch(work.num_experts, top_k));
+  const auto floats = scratch<float>(most * (2 * top_k + 1) + routing_scratch(layer.routing, most));
   const auto chosen = scratch<int32_t>(most * top_k);
   const auto numbers = scratch<uint8_t>(most * number_stride);
   Scratch<float> own_sums;

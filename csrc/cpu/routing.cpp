@@ -2,27 +2,15 @@
 #include "routing.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <type_traits>
 
-#include "dot_tile.h"
 #include "exponential.h"
+#include "routing_products.h"
 
 namespace rbm::cpu {
 namespace {
-
-// Rows and memory vectors with more features than this are multiplied in parts, which stay in the first cache (32 KiB):
-// eight memory vectors with four rows at a time, and the sums of all rows.
-constexpr int64_t kLongFeatures = 1024;
-constexpr int64_t kFeaturesAtOnce = 512;
-constexpr int kGroups = 2;
-
-template <typename Acc>
-RBM_INLINE Acc inverse_norm(Acc square) {
-  return 1 / std::max(std::sqrt(square), static_cast<Acc>(kNormEps));
-}
 
 // Integers with the same order as the numbers. NaN counts as the largest, as in PyTorch's sort, and both zeros are
 // equal.
@@ -170,125 +158,39 @@ RBM_INLINE void choose(
   }
 }
 
-// products[(expert + c) * kStride + i] = the sum of the lanes of totals[c * kRows + i]
-template <int kBytes, int kRows, int kColumns, int kStride, typename Acc, typename Vector>
-RBM_INLINE void store_products(Vector (&totals)[kRows * kColumns], int64_t expert, Acc* products) {
-  Acc sums[kRows * kColumns];
-  Lanes<Acc, kBytes>::template sum_lanes<kRows * kColumns>(totals, sums);
-  for (int c = 0; c < kColumns; ++c) std::copy_n(sums + c * kRows, kRows, products + (expert + c) * kStride);
-}
-
-// products[(expert + c) * kStride + i] = <rows[i], memory[expert + c]>, for `count` rows, kTile at a time.
-template <int kBytes, int kTile, int kColumns, int kStride, typename T, typename Row>
-RBM_INLINE void multiply(
-    const Routing<T>& r, const Row* const* rows, int64_t count, int64_t expert, Accumulation<T>* products) {
-  using Acc = Accumulation<T>;
-  const auto tile = [&]<int kRows>(int64_t i) __attribute__((always_inline)) {
-    typename Lanes<Acc, kBytes>::Vector totals[kRows * kColumns] = {};
-    const Acc* const memory = r.memory + expert * r.features;
-    add_tile<kBytes, kRows, kColumns>(rows + i, memory, r.features, 0, r.features, totals);
-    store_products<kBytes, kRows, kColumns, kStride>(totals, expert, products + i);
-  };
-  int64_t i = 0;
-  for (; i + kTile <= count; i += kTile) tile.template operator()<kTile>(i);
-  for (; i < count; ++i) tile.template operator()<1>(i);
-}
-
-// The same for kStride rows and kGroups times as many memory vectors, in parts of the features.
-template <int kBytes, int kTile, int kColumns, int kStride, typename T, typename Row>
-RBM_INLINE void multiply_long(const Routing<T>& r, const Row* const* rows, int64_t expert, Accumulation<T>* products) {
-  using Acc = Accumulation<T>;
-  constexpr int kTiles = kStride / kTile;
-  const Acc* const memory = r.memory + expert * r.features;
-  typename Lanes<Acc, kBytes>::Vector totals[kTiles][kGroups][kTile * kColumns] = {};
-  for (int64_t begin = 0; begin < r.features; begin += kFeaturesAtOnce) {
-    const int64_t end = std::min(begin + kFeaturesAtOnce, r.features);
-    for (int i = 0; i < kTiles; ++i) {
-      for (int g = 0; g < kGroups; ++g) {
-        const Acc* const columns = memory + g * kColumns * r.features;
-        typename Lanes<Acc, kBytes>::Vector own[kTile * kColumns];  // in registers
-        std::copy_n(totals[i][g], kTile * kColumns, own);
-        add_tile<kBytes, kTile, kColumns>(rows + i * kTile, columns, r.features, begin, end, own);
-        std::copy_n(own, kTile * kColumns, totals[i][g]);
-      }
-    }
-  }
-  for (int i = 0; i < kTiles; ++i) {
-    for (int g = 0; g < kGroups; ++g) {
-      store_products<kBytes, kTile, kColumns, kStride>(totals[i][g], expert + g * kColumns, products + i * kTile);
-    }
-  }
-}
-
-// Inner products of `count` rows with all memory vectors, `products` [E, kStride]. All rows use a memory vector before
-// the next one is loaded: together, memory vectors may be larger than a core's cache.
-template <int kBytes, int kStride, typename T, typename Row>
-RBM_INLINE void products_of(const Routing<T>& r, const Row* const* rows, int64_t count, Accumulation<T>* products) {
-  constexpr int kColumns = 4;
-  // 4 x 4 sums and their operands take 21 of the 32 registers of AVX-512; other processors have 16 registers.
-  constexpr int kTile = kStride < 4 ? 1 : kBytes == 64 ? 4 : 2;
-  int64_t e = 0;
-  if (count == kStride && r.features > kLongFeatures) {
-    for (; e + kGroups * kColumns <= r.num_experts; e += kGroups * kColumns) {
-      multiply_long<kBytes, kTile, kColumns, kStride>(r, rows, e, products);
-    }
-  }
-  for (; e + kColumns <= r.num_experts; e += kColumns) {
-    multiply<kBytes, kTile, kColumns, kStride>(r, rows, count, e, products);
-  }
-  for (; e < r.num_experts; ++e) multiply<kBytes, kTile, 1, kStride>(r, rows, count, e, products);
-}
-
-// squares[i] = the squared length of the row at first + i * stride
-template <int kBytes, typename Row, typename Acc>
-RBM_INLINE void squares_of(const Row* first, int64_t stride, int64_t count, int64_t features, Acc* squares) {
-  constexpr int64_t kRows = 4;
-  const Row* rows[kRows];
-  int64_t i = 0;
-  for (; i + kRows <= count; i += kRows) {
-    for (int64_t r = 0; r < kRows; ++r) rows[r] = first + (i + r) * stride;
-    square_tile<kBytes, kRows>(rows, features, squares + i);
-  }
-  for (; i < count; ++i) {
-    rows[0] = first + i * stride;
-    square_tile<kBytes, 1>(rows, features, squares + i);
-  }
-}
-
-// Inner products of the rows starting at row b, which may include long ones, and the inverse norms of these rows.
-template <int kBytes, int kStride, typename T>
-RBM_INLINE void all_products(
-    const Routing<T>& r, int64_t b, int64_t count, Accumulation<T>* products, Accumulation<T>* inverse) {
-  using Acc = Accumulation<T>;
-  const T* rows[kStride];
-  for (int64_t i = 0; i < count; ++i) rows[i] = r.h + (b + i) * r.row_stride;
-  squares_of<kBytes>(rows[0], r.row_stride, count, r.features, inverse);
-  products_of<kBytes, kStride>(r, rows, count, products);
-  for (int64_t i = 0; i < count; ++i) {
-    if (!square_is_safe(inverse[i])) {
-      const auto copy = shrunk(rows[i], r.features);
-      const Acc* const row = copy.get();
-      square_tile<kBytes, 1>(&row, r.features, inverse + i);
-      products_of<kBytes, kStride>(r, &row, 1, products + i);
-    }
-    inverse[i] = inverse_norm(inverse[i]);
-  }
-}
-
 // Routes rows [begin, end). `work` has room for routing_scratch.
 template <int kBytes, typename T>
 RBM_INLINE void route_lanes(const Routing<T>& r, int64_t begin, int64_t end, Accumulation<T>* work) {
   using Acc = Accumulation<T>;
-  using L = Lanes<Acc, kBytes>;
-  Acc* const products = work;
-  Acc* const inverse = products + r.num_experts * L::kCount;
-  Acc* const keys = inverse + L::kCount;
-  const Largest<kBytes, Acc> largest{keys, keys + r.top_k * L::kCount, r.top_k};
-  for (int64_t b = begin; b < end; b += L::kCount) {
-    const int64_t rows = std::min<int64_t>(L::kCount, end - b);
-    if (rows < L::kCount) std::fill_n(work, (r.num_experts + 1) * L::kCount, Acc(0));
-    all_products<kBytes, L::kCount>(r, b, rows, products, inverse);
-    choose<kBytes>(r, b, rows, products, inverse, largest);
+  using Panel = RowPanel<kBytes, Acc>;
+  constexpr int64_t kLanes = Lanes<Acc, kBytes>::kCount;
+  const int64_t panels = panels_for(r, end - begin), vectors = std::max<int64_t>(1, panels * kRowVectors);
+  const int64_t stride = r.num_experts * kLanes;
+  Acc* const products = work;  // [vectors of rows, E, lanes]
+  Acc* const inverse = products + vectors * stride;
+  Acc* const keys = inverse + vectors * kLanes;
+  Acc* const numbers = keys + 2 * r.top_k * kLanes;
+  const Largest<kBytes, Acc> largest{keys, keys + r.top_k * kLanes, r.top_k};
+  for (int64_t b = begin; b < end;) {
+    const int64_t filled = std::min(panels, (end - b) / Panel::kRows);
+    const int64_t count = filled > 0 ? filled * Panel::kRows : std::min(kLanes, end - b);
+    const T* const rows = r.h + b * r.row_stride;
+    if (filled > 0) {
+      products_of_panels<kBytes>(r, b, filled, numbers, products);
+    } else {
+      const T* each[kLanes];
+      for (int64_t i = 0; i < count; ++i) each[i] = rows + i * r.row_stride;
+      if (count < kLanes) std::fill_n(products, stride, Acc(0));
+      products_of<kBytes, kLanes>(r, each, count, products);
+    }
+    squares_of<kBytes>(rows, r.row_stride, count, r.features, inverse);
+    if (count < kLanes) std::fill(inverse + count, inverse + kLanes, Acc(0));
+    for (int64_t v = 0; v * kLanes < count; ++v) {
+      const int64_t first = b + v * kLanes, own = std::min(kLanes, count - v * kLanes);
+      invert_squares<kBytes, kLanes>(r, first, own, products + v * stride, inverse + v * kLanes);
+      choose<kBytes>(r, first, own, products + v * stride, inverse + v * kLanes, largest);
+    }
+    b += count;
   }
 }
 RBM_DISPATCH(route)
@@ -302,6 +204,16 @@ RBM_INLINE void invert_norms_lanes(const Acc* memory, int64_t num_experts, int64
 RBM_DISPATCH(invert_norms)
 
 }  // namespace
+
+template <typename T>
+int64_t routing_scratch(const Routing<T>& r, int64_t rows) {
+  const int64_t panels = panels_for(r, rows), vectors = std::max<int64_t>(1, panels * kRowVectors);
+  const int64_t of_panels = panels * kRowVectors * round_up(r.features, kMostLanes);
+  return (vectors * (r.num_experts + 1) + 2 * r.top_k + of_panels) * kMostLanes;
+}
+template int64_t routing_scratch(const Routing<float>&, int64_t);
+template int64_t routing_scratch(const Routing<double>&, int64_t);
+template int64_t routing_scratch(const Routing<BFloat16>&, int64_t);
 
 template <typename T>
 void route_rows(const Routing<T>& r, int64_t begin, int64_t end, Accumulation<T>* work) {

@@ -45,11 +45,9 @@ Routing<T> no_routing() {
 // Experts are chosen for as many rows at once as a vector has lanes: one row per lane.
 constexpr int64_t kMostLanes = 64 / static_cast<int64_t>(sizeof(float));
 
-// Size of the scratch of route_rows: inner products [E, lanes], inverse norms [lanes], and the k largest cosines of
-// each lane, with their experts.
-inline int64_t routing_scratch(int64_t num_experts, int64_t top_k) {
-  return (num_experts + 1 + 2 * top_k) * kMostLanes;
-}
+// Numbers in the scratch of route_rows for up to `rows` rows.
+template <typename T>
+int64_t routing_scratch(const Routing<T>& r, int64_t rows);
 
 // A copy of `row` whose square does not overflow.
 template <typename T>
@@ -69,7 +67,7 @@ void route_in_parallel(const Routing<T>& r, int64_t rows) {
   const int64_t multiplications = std::max<int64_t>(1, r.num_experts * r.features);
   const int64_t grain = std::max<int64_t>(4, kMultiplicationsOfThread / multiplications);
   parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const auto work = scratch<Accumulation<T>>(routing_scratch(r.num_experts, r.top_k));
+    const auto work = scratch<Accumulation<T>>(routing_scratch(r, end - begin));
     route_rows(r, begin, end, work.get());
   });
 }

@@ -218,6 +218,15 @@ struct Lanes {
     result = lower + upper;
   }
 
+  // sum_lanes adds lanes in pairs, as in a binary tree with the leaves lane_at(0), lane_at(1), ...: within parts of 16
+  // bytes, and across them, the bits of a place are those of its lane in reverse order.
+  static constexpr int lane_at(int place) {
+    return reversed(place % kPart, kPart) + kPart * reversed(place / kPart, kCount / kPart);
+  }
+  static constexpr int reversed(int number, int count) {
+    return count == 1 ? 0 : number % 2 * (count / 2) + reversed(number / 2, count / 2);
+  }
+
   // sums[i] = the sum of the lanes of vectors[i]; the number of vectors must be a power of two. Lanes are added in the
   // same order whatever the other vectors are, so that a sum is always the same, bit for bit: equal rows must have
   // equal cosines.

@@ -79,15 +79,18 @@ def test_many_ties_go_to_the_lower_experts(k):
 
 @pytest.mark.native
 @pytest.mark.parametrize("features", [33, 1024, 1500])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_cosines_in_every_batch(features, dtype):
-    h, memory = torch.randn(37, features).to(dtype), torch.randn(21, features)
-    h[18] = 1e30  # its square overflows, and so it is multiplied by itself
-    whole = cosine_topk(h, memory, 21)
-    for rows in (1, 5, 16):
-        parts = [cosine_topk(part, memory, 21) for part in h.split(rows)]
+@pytest.mark.parametrize("rows, experts", [(37, 21), (163, 75)])  # the second in blocks, whose lanes are rows
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_row_has_the_same_cosines_in_every_batch(features, rows, experts, dtype):
+    memory_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    h, memory = torch.randn(rows, features).to(dtype), torch.randn(experts, features, dtype=memory_dtype)
+    h[18] = 1e30 if dtype != torch.float64 else 1e300  # its square overflows, and so it is multiplied by itself
+    h[30, 5] = torch.nan
+    whole = cosine_topk(h, memory, experts)
+    for size in (1, 5, 16, 50):
+        parts = [cosine_topk(part, memory, experts) for part in h.split(size)]
         for got, expected in zip(map(torch.cat, zip(*parts, strict=True)), whole, strict=True):
-            assert torch.equal(got, expected)
+            torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_zero_row_and_zero_memory_have_cosine_zero():
