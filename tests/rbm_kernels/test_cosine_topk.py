@@ -79,7 +79,7 @@ def test_many_ties_go_to_the_lower_experts(k):
 
 @pytest.mark.native
 @pytest.mark.parametrize("features", [33, 1024, 1500])
-@pytest.mark.parametrize("rows, experts", [(37, 21), (163, 75)])  # the second in blocks, whose lanes are rows
+@pytest.mark.parametrize(("rows", "experts"), [(37, 21), (163, 75)])  # the second in blocks, whose lanes are rows
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_row_has_the_same_cosines_in_every_batch(features, rows, experts, dtype):
     memory_dtype = torch.float64 if dtype == torch.float64 else torch.float32
