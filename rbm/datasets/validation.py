@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rbm.nn.sparse_rows import SparseRows
-from rbm.utils.chunks import row_chunks, rows_not_finite
+from rbm.utils.chunks import drawn_rows, row_chunks, rows_not_finite
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -23,6 +23,10 @@ MOST_CLASSES = 2**16
 # With features a thousand times as large as normal ones, students are less accurate. With features a ten-thousandth as
 # large, teachers learn nothing.
 _SMALLEST, _LARGEST = 1e-3, 1000
+# A column of features is taken for labels if each class has one value in it, and this many nodes have another value
+# than the largest class: a word that all of the few nodes of a small class have is no label.
+_FEWEST_OTHERS = 10
+_DRAWN_NODES = 512
 _OF_EDGES = {"edge_weight", "edge_weights", "edge_attr", "adj_data"}
 
 
@@ -107,6 +111,55 @@ def warn_of_missing_edges(data: "Data") -> None:
             " about a node. If the graph has edges, check where they are read from; otherwise, train students on"
             " features alone (--features-only)."
         )
+
+
+def warn_of_labels_in_features(data: "Data") -> None:
+    """Warn of columns of dense features that have one value per class, as labels that were left in the table do."""
+    labelled = (data.y >= 0).nonzero().flatten()
+    if data.x.layout != torch.strided or labelled.numel() == 0:
+        return
+    # A drawn part leaves few columns to be compared on all nodes.
+    drawn = labelled[drawn_rows(labelled.numel(), _DRAWN_NODES, seed=0).to(labelled.device)]
+    columns = torch.arange(data.x.size(1), device=data.x.device)
+    for nodes, fewest in ((drawn, 1), (labelled, _FEWEST_OTHERS)):
+        columns = columns[_others_by_class(data.x, data.y, nodes, columns) >= fewest]
+    if columns.numel():
+        logging.getLogger("rbm").warning(
+            "data.x: %s %s one value per class, so that %s. If %s made from the labels, remove %s: accuracies mean"
+            " nothing otherwise.",
+            *(
+                (f"column {first_ids(columns)}", "has", "it tells the class", "it was", "it")
+                if columns.numel() == 1
+                else (f"columns {first_ids(columns)}", "have", "they tell the class", "they were", "them")
+            ),
+        )
+
+
+def _others_by_class(x: Tensor, y: Tensor, nodes: Tensor, columns: Tensor) -> Tensor:
+    """How many of ``nodes`` have another value than the largest class, for each of ``columns``: int64.
+
+    It is 0 for a column in which two nodes of a class differ.
+    """
+    classes, names = y[nodes].unique(return_inverse=True)
+    shape = (classes.numel(), columns.numel())
+    low, high = x.new_full(shape, torch.inf), x.new_full(shape, -torch.inf)
+    for rows in row_chunks(nodes.numel(), max(1, 2**24 // max(1, columns.numel()))):
+        part = x[nodes[rows, None], columns]
+        at = names[rows, None].expand_as(part)
+        low.scatter_reduce_(0, at, part, "amin")
+        high.scatter_reduce_(0, at, part, "amax")
+    sizes = torch.bincount(names)
+    others = (sizes[:, None] * (low != low[sizes.argmax()])).sum(0)
+    return others * (low == high).all(0)
+
+
+def warn_of_graph(data: "Data") -> None:
+    """Log what is unusual about a valid graph."""
+    warn_of_scale(data.x)
+    warn_of_labels_in_features(data)
+    warn_of_untaught_classes(data)
+    warn_of_missing_edges(data)
+    warn_of_edge_weights("data", data.keys())
 
 
 def warn_of_edge_weights(where: str, names: Iterable[str]) -> None:

@@ -20,12 +20,7 @@ from rbm.datasets import num_classes, validate_data
 from rbm.datasets.encodings import own_encoding
 from rbm.datasets.encodings.hops import check_hops
 from rbm.datasets.splits import GraphSplit, split_for
-from rbm.datasets.validation import (
-    warn_of_edge_weights,
-    warn_of_missing_edges,
-    warn_of_scale,
-    warn_of_untaught_classes,
-)
+from rbm.datasets.validation import warn_of_graph
 from rbm.distillation.auto.folder import read_chosen
 from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
 from rbm.distillation.choices import Choices, with_labels
@@ -321,10 +316,7 @@ def _check_graph(data: Data, config: Config, *, warn: bool) -> None:
             " torch_geometric.transforms.ToUndirected()(data)"
         )
     if warn and is_main_process():
-        warn_of_scale(data.x)
-        warn_of_untaught_classes(data)
-        warn_of_missing_edges(data)
-        warn_of_edge_weights("data", data.keys())
+        warn_of_graph(data)
 
 
 def _check_sizes(config: Config, methods: Sequence[str], split: GraphSplit) -> None:

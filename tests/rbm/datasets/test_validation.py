@@ -14,6 +14,7 @@ import rbm
 from rbm.datasets import num_classes, validate_data
 from rbm.datasets.validation import (
     warn_of_edge_weights,
+    warn_of_labels_in_features,
     warn_of_missing_edges,
     warn_of_scale,
     warn_of_untaught_classes,
@@ -55,6 +56,32 @@ def test_features_beyond_the_usual_size_are_reported(caplog, layout):
     assert "no absolute value exceeds 0.0001" in told(torch.rand(50, 4) * 1e-4)
     for usual in (torch.randn(50, 4) * 100, torch.eye(50, 4), torch.zeros(50, 4), torch.full((50, 4), 0.002)):
         assert told(usual) == ""
+
+
+@pytest.mark.parametrize("nodes", [60, 3000])  # the second is more than are drawn first
+def test_columns_that_tell_the_class_are_reported(caplog, nodes):
+    y = torch.randint(3, (nodes,))
+    y[5] = -1
+    rows = torch.randn(nodes, 6)
+    rows[:, 4] = 1
+
+    def told(x) -> str:
+        caplog.clear()
+        warn_of_labels_in_features(Data(x=x, y=y))
+        return caplog.text
+
+    assert told(rows) == ""
+    left = rows.clone()
+    left[:, 1] = 7.0 - y
+    assert "data.x: column 1 has one value per class, so that it tells the class" in told(left)
+    one_hot = torch.cat([rows, torch.nn.functional.one_hot(y.clamp_min(0)).float()], dim=1)
+    assert "columns 6, 7, 8 have one value per class" in told(one_hot)
+    one_hot[9, 6:] = 0.5  # one node does not fit
+    assert told(one_hot) == ""
+    assert told(left.to_sparse_csr()) == ""  # a table that was read is dense
+    y[:4] = 3
+    of_few = torch.cat([rows, (y == 3).float()[:, None]], dim=1)  # a word of all four nodes of a small class
+    assert told(of_few) == ""
 
 
 def test_classes_without_a_training_node_are_reported(caplog):
