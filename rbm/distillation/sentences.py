@@ -6,7 +6,7 @@ from typing import Any
 from rbm.config import as_text
 from rbm.datasets.homophily import HETEROPHILOUS, Homophily
 from rbm.distillation.auto.space import GIVEN
-from rbm.distillation.registry import title_of
+from rbm.distillation.registry import METHODS, title_of
 from rbm.distillation.verdict import CONFIDENCE, LABELS_ALONE, Comparison
 
 _HOMOPHILOUS = 0.5
@@ -19,7 +19,8 @@ def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
     """One sentence each on the search (if there was one), the graph, the teacher, the best student, the kept student
     and the rows that the students take.
     """
-    graph = f"{_graph(verdict['homophily'])}{'' if verdict.get('neighbors', True) else _ALONE}."
+    alone = _ALONE if _reads_distill(verdict) and not verdict.get("neighbors", True) else ""
+    graph = f"{_graph(verdict['homophily'])}{alone}."
     return [
         *([search_sentence(verdict["search"])] if "search" in verdict else []),
         graph if _has_edges(verdict) else "Graph: no edge joins two nodes, so the features are all that there is.",
@@ -32,6 +33,11 @@ def verdict_sentences(verdict: dict[str, Any]) -> list[str]:
 
 def _has_edges(verdict: dict[str, Any]) -> bool:
     return verdict.get("has_edges", True)  # absent in verdicts of earlier versions
+
+
+def _reads_distill(verdict: dict[str, Any]) -> bool:
+    """Whether the settings of the section ``distill`` mean something to a method of the run."""
+    return any("distill" in METHODS[name].sections for name in verdict["cost"] if name in METHODS)
 
 
 def search_sentence(found: dict[str, Any]) -> str:
@@ -111,6 +117,8 @@ def _teacher(verdict: dict[str, Any]) -> str:
         return f"{both}; the graph helps."
     cause = "this may be chance, and the graph may not help" if gain.is_chance else "its soft labels mislead students"
     other = "another --teacher" if of_mlp else "--teacher mlp or another"
+    if not _reads_distill(verdict):
+        return f"{both}; {cause}; try {other}."
     settings = ", or distill.label_weight=0.8"
     if verdict.get("neighbors", True):
         settings = ", distill.label_weight=0.8 or distill.neighbors=false"

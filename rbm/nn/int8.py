@@ -142,7 +142,7 @@ def quantized(student: nn.Module, kind: str = "int8") -> nn.Module:
     """
     check_kind(kind)
     holder = nn.Sequential(copy.deepcopy(student))  # the student itself may be such a layer
-    if not _replace(holder):
+    if not _replace(holder, {}):
         raise ValueError(
             f"quantize is {kind!r}, but a {type(student).__name__} has no layer that 8 bits serve (linear layers and"
             " FusedRbMLayer); leave it out"
@@ -165,14 +165,18 @@ def _is_plain(child: nn.Module | None) -> bool:
     return not (child._forward_hooks or child._forward_pre_hooks)
 
 
-def _replace(module: nn.Module) -> int:
-    """Replace the layers of a module by quantised ones, and return their number."""
+def _replace(module: nn.Module, replaced: dict[nn.Module, Int8Layer]) -> int:
+    """Replace the layers of a module by quantised ones, and return how often. A layer that occurs several times is
+    quantised once: ``replaced`` has the layers so far.
+    """
     count = 0
     for name, child in module._modules.items():
         if _is_plain(child):
-            module._modules[name] = Int8Layer.of(child)
+            if child not in replaced:
+                replaced[child] = Int8Layer.of(child)
+            module._modules[name] = replaced[child]
             count += 1
         # nn.MultiheadAttention reads the weight of its linear layer instead of calling it.
         elif child is not None and not isinstance(child, MoELayer | nn.MultiheadAttention):
-            count += _replace(child)
+            count += _replace(child, replaced)
     return count

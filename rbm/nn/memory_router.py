@@ -7,7 +7,7 @@ that each expert received. A layer derives from it and adds its experts.
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from rbm.nn.conversion import mend_buffers
 from rbm.nn.repeated_forward import first_forward, is_recomputing
 from rbm.nn.sparse_rows import Features, Rows, SparseRows, as_rows, cosine_topk, memory_statistics
-from rbm.nn.stored_tensors import is_stored
+from rbm.nn.stored_tensors import check_num_experts, is_stored
 from rbm.utils.arguments import (
     check_device_and_dtype,
     check_divisor,
@@ -144,6 +144,7 @@ class MemoryRouter(nn.Module):
             self.pending_sum.zero_()
 
     def _follow(self, total: Tensor) -> None:
+        check_num_experts(self)
         if torch.compiler.is_compiling():
             # The operator's decay would be a constant of the graph, and each of its values would compile another one.
             reference.memory_update_(self.memory, self.pending_sum, total, self.decay, normalize=self.normalize_memory)
@@ -174,14 +175,11 @@ class MemoryRouter(nn.Module):
         """Set the counts of rows per expert to zero."""
         self.usage.zero_()
 
-    def train(self, mode: bool = True) -> "MemoryRouter":
-        """Like :meth:`torch.nn.Module.train`; ``train(False)``, and thus ``eval()``, applies the recorded statistics to
-        the memory.
-        """
+    def __setattr__(self, name: str, value: Any) -> None:
         # In eval mode too: an average of models, for example, copies the buffers of a model that trains.
-        if not mode:
+        if name == "training" and not value:  # by eval(), train(False), or an assignment
             self.update_memory()
-        return super().train(mode)
+        super().__setattr__(name, value)
 
     def check_memory_is_stored(self, action: str, otherwise: str = "") -> None:
         """RuntimeError if the memory is parametrised: what is written into it in place would be lost.

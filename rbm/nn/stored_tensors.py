@@ -1,4 +1,6 @@
-"""Refuses to write into tensors that a layer computes from others, where what is written would be lost."""
+"""Refuses tensors of a layer that were replaced by hand: by computed ones, into which what is written would be lost, or
+by those of another number of experts.
+"""
 
 from collections.abc import Iterable
 
@@ -24,4 +26,20 @@ def check_stored(layer: nn.Module, names: Iterable[str], action: str) -> None:
         raise RuntimeError(
             f"{name} is parametrised or pruned, expected a parameter, which {action} in place: first make it one again,"
             f" by torch.nn.utils.parametrize.remove_parametrizations(layer, {name!r}) or prune.remove(layer, {name!r})"
+        )
+
+
+def check_num_experts(layer: nn.Module) -> None:
+    """ValueError if a tensor of a layer that routes by memory has another number of experts than the layer."""
+    made = layer.pending_total.shape[0]
+    numbers = {"num_experts": layer.num_experts}
+    for name in ("memory", *layer.expert_names):
+        tensor = layer._buffers.get(name, layer._parameters.get(name))
+        if tensor is not None and tensor.dim() > 1:  # FSDP1 and DeepSpeed keep a part of a parameter, without its shape
+            numbers[name] = tensor.shape[0]
+    if any(number != made for number in numbers.values()):
+        found = ", ".join(f"{name}: {number}" for name, number in numbers.items())
+        raise ValueError(
+            f"the numbers of experts are {found}; expected {made} for all, with which the {type(layer).__name__} was"
+            " made: make one with another num_experts and copy the tensors into it"
         )

@@ -51,6 +51,8 @@ class BatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 2:  # BatchNorm1d would take the second dimension for the channels
+            return self(x.reshape(-1, x.shape[-1])).reshape(x.shape)
         if self.training and world_size() > 1:
             return self._forward_jointly(x)
         if self.training and x.shape[0] < 2:

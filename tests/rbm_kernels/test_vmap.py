@@ -180,6 +180,18 @@ def test_other_weights_for_each_slice(dim):
     torch.testing.assert_close(got, one_by_one(function, memories, weights))
 
 
+@pytest.mark.parametrize("bias", [draw(SLICES, E, N), None], ids=["bias", "no bias"])
+def test_quantised_experts_of_each_slice(bias):
+    """No operator, but a function with a condition on all numbers, which vmap refused."""
+    weight, dims = draw(SLICES, E, N, D), (0, None if bias is None else 0)
+    given = [weight, [None] * SLICES if bias is None else bias]
+    expected = torch.stack([kernels.quantize_experts(*experts) for experts in zip(*given, strict=True)])
+    assert torch.equal(vmap(kernels.quantize_experts, in_dims=dims)(weight, bias), expected)
+    weight[1, 2, 3, 4] = float("nan")
+    with pytest.raises(ValueError, match="weight holds numbers that are not finite"):
+        vmap(kernels.quantize_experts, in_dims=dims)(weight, bias)
+
+
 def test_other_memories_for_each_slice_with_a_temperature():
     """One call for each slice of an operator with a keyword argument and several results."""
     x, memories = draw(ROWS, D), draw(SLICES, E, D)

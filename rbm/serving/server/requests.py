@@ -76,7 +76,9 @@ def _json(body: bytes | bytearray, served: ServedStudent, limits: Limits) -> tup
     try:
         content = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        message = f"the body is neither JSON ({error}) nor a .npy file; expected {_expected(served)}"
+        # Python's json writes these for what is not finite; the parser only says where it expects a value.
+        hint = ", which has no NaN and no Infinity" if b"NaN" in body or b"Infinity" in body else ""
+        message = f"the body is neither JSON ({error}{hint}) nor a .npy file; expected {_expected(served)}"
         raise RefusedError(400, message) from None
     if type(content) is not dict:
         raise RefusedError(400, f"the body holds {_named(content)}, expected {_expected(served)}")

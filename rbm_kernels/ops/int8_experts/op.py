@@ -43,13 +43,20 @@ def quantize_experts(weight: Tensor, bias: Tensor | None) -> Tensor:
     checks.check_devices(op, weight=weight, bias=bias)
     checks.check_bias(op, bias, weight)
     for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None and not tensor.is_meta and not tensor.isfinite().all():
+        if tensor is not None and not tensor.is_meta and not _all_slices(tensor).isfinite().all():
             raise ValueError(
                 f"rbm::{op}: {name} holds numbers that are not finite, and 8 bits have none such: train the model anew"
             )
     with torch.no_grad():
         numbers, scale = reference.quantize(weight)
         return reference.pack(numbers.to(torch.int8), scale.squeeze(-1), None if bias is None else bias.detach())
+
+
+def _all_slices(tensor: Tensor) -> Tensor:
+    """The tensor beneath a batch of ``torch.func.vmap``, in which a condition has no answer of one slice."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def routed_matmul_int8(

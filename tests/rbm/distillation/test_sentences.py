@@ -147,6 +147,16 @@ def test_nothing_is_advised_that_the_run_did():
     assert "; its soft labels mislead students; try another --teacher, distill.label_weight=0.8 or" in behind
 
 
+def test_settings_that_no_method_of_the_run_reads_are_not_named():
+    """GLNN has a section of its own: distill.label_weight and distill.neighbors change nothing in a run of it."""
+    own = {"best": "glnn", "kept": "glnn", "cost": {"glnn": 1000, "labels": 2000}, "behind": {}}
+    own["accuracy"] = {"teacher": 0.6, "labels": 0.8, "glnn": 0.75}
+    for neighbors in (True, False):
+        graph, teacher, *_ = verdict_sentences({**FOUND, **own, "neighbors": neighbors})
+        assert graph.endswith("(30% expected by chance).")
+        assert teacher.endswith("; its soft labels mislead students; try --teacher mlp or another.")
+
+
 def test_many_students_are_compared_in_brief():
     gaps = {"glnn": (0.01, -0.01), "krd": (0.0, -0.01), "hgmd": (0.02, -0.01), "rbm": (0.08, 0.05)}
     behind = {

@@ -123,6 +123,14 @@ def test_what_cannot_be_quantised():
         quantized(broken)
 
 
+def test_a_shared_layer_is_quantised_once():
+    """Two copies took twice the memory, and were two modules where the model has one."""
+    shared, block = torch.nn.Linear(8, 8), torch.nn.Sequential(rbm.FusedRbMLayer(8, 8))
+    small = quantized(torch.nn.Sequential(shared, block, shared, block))
+    assert (small[0] is small[2], small[1] is small[3]) == (True, True)
+    assert sum(isinstance(layer, Int8Layer) for layer in small.modules()) == 2
+
+
 class Doubled(torch.nn.Linear):
     """A linear layer with a forward of its own."""
 

@@ -150,6 +150,21 @@ def test_a_memory_that_is_a_parameter(case):
     torch.testing.assert_close(answer(layer, x), expected(layer, x))
 
 
+def test_experts_that_are_added_by_hand(case):
+    """The next statistics did not fit the memory, or a new expert without a memory vector got no row, silently."""
+    layer, weight = case
+    for name in (weight, "memory"):
+        grown, tensor = copy.deepcopy(layer), getattr(layer, name)
+        more = torch.cat([tensor, tensor[:1]]).detach()
+        setattr(grown, name, more if name == "memory" else nn.Parameter(more))
+        message = rf"num_experts: 5, .*{name}: 6.*; expected 5 for all, with which the {type(layer).__name__} was made"
+        with pytest.raises(ValueError, match=message):
+            grown(torch.randn(9, 6))
+        for use in (grown.eval, grown.state_dict):
+            with pytest.raises(ValueError, match=message):
+                use()
+
+
 def test_hooks_run_at_training_and_inference(case):
     layer, _ = case
     layer.track_memory = False

@@ -83,6 +83,15 @@ def test_moves_once_a_training_forward():
     torch.testing.assert_close(layer.memory, expected)
 
 
+def test_the_attribute_alone_ends_training_as_eval_does():
+    """Code that freezes parts, or restores modes, sets it; the next answers were those before the last batch."""
+    layer, rows = make(), torch.randn(9, 6, dtype=torch.float64)
+    expected = expected_memory(layer, rows)
+    layer(rows)
+    layer.training = False
+    torch.testing.assert_close(layer.memory, expected)
+
+
 def test_eval_forward_moves_nothing():
     layer = make().eval()
     before = layer.memory.clone()

@@ -149,6 +149,16 @@ def test_batch_norm_with_one_row():
     torch.testing.assert_close(alone, norm.eval()(row))
 
 
+@pytest.mark.parametrize("student", [RbMStudent(6, 8, 3, norm="batch"), MLPStudent(6, 8, 3, norm="batch")])
+def test_batch_norm_of_rows_in_several_dimensions(student):
+    """The second dimension was taken for the channels: a wrong answer if it had as many entries, else an error."""
+    student.train()(torch.randn(50, 6))
+    student.eval()
+    x = torch.randn(5, 8, 6)
+    torch.testing.assert_close(student(x), student(x.flatten(0, 1)).unflatten(0, (5, 8)))
+    torch.testing.assert_close(student(x[0, 0]), student(x[0, :1])[0])
+
+
 def test_batch_norm_of_several_ranks_in_mixed_precision(monkeypatch):
     """As of one process: bfloat16 rows, of which there are more than its digits count, and float32 statistics."""
     joint, alone, rows = build_norm("batch", 4), build_norm("batch", 4), (3 * torch.randn(1001, 4) + 5).bfloat16()
