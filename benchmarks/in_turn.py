@@ -1,4 +1,4 @@
-"""Times of the layer and of the feed-forward block on the CPU, for versions of this package in turn.
+"""Times of the layer, of the feed-forward block and of routing on the CPU, for versions of this package in turn.
 
     python -m benchmarks.in_turn before=/tmp/before now=. --rounds 6 --out benchmarks/results/in_turn.csv
 
@@ -13,11 +13,13 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 COLUMNS = ("date", "device", "threads", "commit", "version", "round", "work", "dtype", "rows", "milliseconds")
 FEATURES, EXPERTS, TOP_K = 256, 8, 3
 DTYPES = ("float32", "bfloat16")
+ROUTERS = ((18333, 256, 8, 3), (2708, 256, 64, 8), (4096, 4096, 256, 8), (8192, 512, 2048, 8))  # rows, D, E, k
 
 
 def workloads() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
@@ -25,6 +27,7 @@ def workloads() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
     import torch
 
     import rbm
+    import rbm_kernels
 
     sizes = {"num_experts": EXPERTS, "top_k": TOP_K}
     for dtype in DTYPES:
@@ -51,15 +54,21 @@ def workloads() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
                 for count in counts:
                     x = rows(count)
                     yield name, dtype, count, lambda module=module, x=x: module(x)
+            for count, features, experts, k in ROUTERS:
+                h, memory = torch.randn(count, features).to(getattr(torch, dtype)), torch.randn(experts, features)
+                route = partial(rbm_kernels.cosine_topk, h, memory, k)
+                yield f"routing from {features:,} features to {experts:,} experts", dtype, count, route
 
 
-def measure(seconds: float) -> list[dict]:
-    """The workloads of the version whose code this process imports."""
+def measure(seconds: float, start_of_name: str) -> list[dict]:
+    """The workloads of the version whose code this process imports, of which the names start like this."""
     import torch
 
     torch.manual_seed(0)
     found = []
     for work, dtype, rows, call in workloads():
+        if not work.startswith(start_of_name):
+            continue
         for _ in range(3):
             call()
         times: list[float] = []
@@ -96,10 +105,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="CSV file to append to")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=0.6, help="of each workload in each process")
+    parser.add_argument("--work", default="", metavar="START", help="only workloads whose names start like this")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        print(json.dumps(measure(arguments.seconds)))
+        print(json.dumps(measure(arguments.seconds, arguments.work)))
         return
     if len(arguments.versions) < 2 or arguments.out is None:
         parser.error("expected at least two NAME=FOLDER, and --out FILE for the rows")
@@ -114,7 +124,9 @@ def main() -> None:
     for turn in range(arguments.rounds):
         for name, folder in (version.split("=", 1) for version in arguments.versions):
             tree = Path(folder).resolve()
-            found = run_worker(__file__, ["--worker", "--seconds", str(arguments.seconds)], tree)
+            found = run_worker(
+                __file__, ["--worker", "--seconds", str(arguments.seconds), "--work", arguments.work], tree
+            )
             fixed = {"date": today(), "device": processor(), "threads": torch.get_num_threads()}
             fixed |= {"commit": commit_of(tree), "version": name, "round": turn}
             append_csv(arguments.out, [{**fixed, **row} for row in found], COLUMNS)
