@@ -16,20 +16,23 @@ constexpr int64_t kLongFeatures = 1024;
 constexpr int64_t kFeaturesAtOnce = 512;
 constexpr int kGroups = 2;
 
-// With fewer experts, copying rows to panels takes longer than it saves.
-constexpr int64_t kExpertsForPanels = 64;
-// Panels that use a memory vector before the next is loaded: their numbers and products stay in the second cache, while
-// all memory vectors together may not.
+// With fewer experts, copying rows to panels takes longer than it saves. Vectors of AVX-512 leave so few loads without
+// panels that these only pay if the memory vectors do not stay in the second cache.
+constexpr int64_t kExpertsForPanels = 64, kExpertsForWidePanels = 128;
+// Then several panels use a memory vector before the next is loaded, as many as stay there with their products.
 constexpr int64_t kMostPanels = 4;
-constexpr int64_t kBytesOfPanels = 1 << 18, kBytesOfProducts = 1 << 20;
+constexpr int64_t kBytesOfMemory = 1 << 20, kBytesOfPanels = 1 << 19, kBytesOfProducts = 1 << 20;
 
 // Panels that are filled at once to route this many rows; 0 for none.
 template <typename T>
 int64_t panels_for(const Routing<T>& r, int64_t rows) {
-  constexpr int64_t kRows = kRowVectors * kMostLanes, kBytes = kRows * sizeof(Accumulation<T>);
-  if (vector_bytes() < 32 || r.num_experts < kExpertsForPanels || rows < kRows) return 0;
-  const int64_t fitting = std::min(
-      kBytesOfPanels / (kBytes * std::max<int64_t>(1, r.features)), kBytesOfProducts / (kBytes * r.num_experts));
+  using Acc = Accumulation<T>;
+  constexpr int64_t kRows = kRowVectors * kMostLanes, kBytes = kRows * sizeof(Acc);
+  const bool is_wide = vector_bytes() == 64;
+  if (vector_bytes() == 16 || rows < kRows || r.features == 0) return 0;
+  if (r.num_experts < (is_wide ? kExpertsForWidePanels : kExpertsForPanels)) return 0;
+  if (r.num_experts * r.features * static_cast<int64_t>(sizeof(Acc)) <= kBytesOfMemory) return is_wide ? 0 : 1;
+  const int64_t fitting = std::min(kBytesOfPanels / (kBytes * r.features), kBytesOfProducts / (kBytes * r.num_experts));
   return std::clamp<int64_t>(fitting, 1, kMostPanels);
 }
 
@@ -140,16 +143,28 @@ RBM_INLINE void invert_squares(
   }
 }
 
+// Requests part `part` of `parts` of the rows [first, last) for the second cache.
+template <typename T>
+RBM_INLINE void prefetch_rows(const Routing<T>& r, int64_t first, int64_t last, int64_t part, int64_t parts) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  const int64_t rows = last - first;
+  for (int64_t b = first + rows * part / parts; b < first + rows * (part + 1) / parts; ++b) {
+    for (int64_t d = 0; d < r.features; d += kLine) __builtin_prefetch(r.h + b * r.row_stride + d, 0, 2);
+  }
+}
+
 // Inner products of the rows of `panels` panels, starting at row b: [vectors of rows, E, lanes]. `numbers` has room for
-// the panels.
+// the panels. The rows after them, before `end`, are requested meanwhile.
 template <int kBytes, typename T>
 RBM_INLINE void products_of_panels(
-    const Routing<T>& r, int64_t b, int64_t panels, Accumulation<T>* numbers, Accumulation<T>* products) {
+    const Routing<T>& r, int64_t b, int64_t end, int64_t panels, Accumulation<T>* numbers, Accumulation<T>* products) {
   using Panel = RowPanel<kBytes, Accumulation<T>>;
   const int64_t stride = r.num_experts * Panel::kLanes;
   const auto panel = [&](int64_t p) { return Panel{numbers + p * Panel::size(r.features), r.features}; };
   for (int64_t p = 0; p < panels; ++p) panel(p).fill(r.h + (b + p * Panel::kRows) * r.row_stride, r.row_stride);
+  const int64_t next = b + panels * Panel::kRows, last = std::min(end, next + panels * Panel::kRows);
   const auto multiply = [&]<int kColumns>(int64_t e) __attribute__((always_inline)) {
+    prefetch_rows(r, next, last, e / kColumnsAtOnce<kBytes>, r.num_experts / kColumnsAtOnce<kBytes> + 1);
     for (int64_t p = 0; p < panels; ++p) {
       panel(p).template multiply<kColumns>(
           r.memory + e * r.features, products + p * kRowVectors * stride + e * Panel::kLanes, stride);

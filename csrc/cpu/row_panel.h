@@ -36,18 +36,17 @@ struct RowPanel {
     for (int64_t begin = 0; begin < features; begin += kFeaturesOfPart) {
       const int64_t steps = steps_from(begin);
       for (int64_t v = 0; v < kRowVectors; ++v) {
-        for (int64_t j = 0; j < steps; ++j) {
-          Vector square[kLanes];
-          const int64_t feature = begin + j * kLanes, count = features - feature;
-          const Row* const row = first + v * kLanes * stride + feature;
-          for (int64_t i = 0; i < kLanes; ++i) {
-            if (count >= kLanes) {
-              L::load(square[i], row + i * stride);
-            } else {
-              L::load_first(square[i], row + i * stride, count);
-            }
-          }
-          store_transposed<kBytes>(numbers + begin * kRows + j * kRows + v * kLanes, steps * kRows, square);
+        const Row* rows = first + v * kLanes * stride + begin;
+        Acc* target = numbers + begin * kRows + v * kLanes;
+        Vector square[kLanes];
+        int64_t count = std::min(kFeaturesOfPart, features - begin);
+        for (; count >= kLanes; count -= kLanes, rows += kLanes, target += kRows) {
+          for (int64_t i = 0; i < kLanes; ++i) L::load(square[i], rows + i * stride);
+          store_transposed<kBytes>(target, steps * kRows, square);
+        }
+        if (count > 0) {
+          for (int64_t i = 0; i < kLanes; ++i) L::load_first(square[i], rows + i * stride, count);
+          store_transposed<kBytes>(target, steps * kRows, square);
         }
       }
     }
@@ -85,6 +84,7 @@ struct RowPanel {
 
   template <int kSums>
   RBM_INLINE void add(const Acc* rows, const Acc* first_column, int64_t steps, Vector (&sums)[kSums]) const {
+#pragma GCC unroll 4
     for (int64_t j = 0; j < steps; ++j) {
       Vector row[kRowVectors];
 #pragma GCC unroll 2

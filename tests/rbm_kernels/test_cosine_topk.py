@@ -78,19 +78,32 @@ def test_many_ties_go_to_the_lower_experts(k):
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("features", [33, 1024, 1500])
-@pytest.mark.parametrize(("rows", "experts"), [(37, 21), (163, 75)])  # the second in blocks, whose lanes are rows
+@pytest.mark.parametrize(
+    ("features", "experts", "rows"),
+    [(33, 21, 37), (1024, 21, 37), (1500, 21, 37), (33, 70, 163), (519, 600, 163), (2100, 130, 163)],
+)  # the last ones in blocks with a row per lane: the first of them with AVX2, the others with AVX-512, too
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_row_has_the_same_cosines_in_every_batch(features, rows, experts, dtype):
+def test_a_row_has_the_same_cosines_in_every_batch(features, experts, rows, dtype):
     memory_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     h, memory = torch.randn(rows, features).to(dtype), torch.randn(experts, features, dtype=memory_dtype)
     h[18] = 1e30 if dtype != torch.float64 else 1e300  # its square overflows, and so it is multiplied by itself
     h[30, 5] = torch.nan
-    whole = cosine_topk(h, memory, experts)
+    k = min(experts, 50)
+    whole = cosine_topk(h, memory, k)
+    expected = torch.nn.functional.normalize(h[:16].double()) @ torch.nn.functional.normalize(memory.double()).T
+    torch.testing.assert_close(whole[2][:16].double(), expected.topk(k).values, rtol=0, atol=1e-6)
     for size in (1, 5, 16, 50):
-        parts = [cosine_topk(part, memory, experts) for part in h.split(size)]
-        for got, expected in zip(map(torch.cat, zip(*parts, strict=True)), whole, strict=True):
-            torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+        parts = [cosine_topk(part, memory, k) for part in h.split(size)]
+        for got, same in zip(map(torch.cat, zip(*parts, strict=True)), whole, strict=True):
+            torch.testing.assert_close(got, same, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.native
+def test_rows_without_features_have_cosines_of_zero():
+    gates, experts, cosines = cosine_topk(torch.randn(64, 0), torch.randn(130, 0), 2)
+    assert torch.equal(cosines, torch.zeros(64, 2))
+    assert torch.equal(gates, torch.full((64, 2), 0.5))
+    assert torch.equal(experts, torch.tensor([0, 1], dtype=torch.int32).expand(64, 2))
 
 
 def test_zero_row_and_zero_memory_have_cosine_zero():
