@@ -46,7 +46,7 @@ def as_path(what: str, path: Path | str) -> Path:
 
 
 def check_utf8(what: str, path: Path | str) -> None:
-    """Raise ValueError unless the bytes of a path are UTF-8, as the files that name it and safetensors need."""
+    """Raise ValueError unless a path or a name is UTF-8, as the files that name it and safetensors need."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
