@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """Arguments of :func:`~rbm.experiments.tuning.run.tune`, the folder of the search, Optuna's study and storage, and a
-    callback ``note``.
+    """Arguments of :func:`~rbm.experiments.tuning.run.tune`, its folder, Optuna's study and storage, and a callback
+    ``note``.
     """
 
     search: Search
