@@ -47,6 +47,18 @@ def test_the_second_process_is_told_of_the_first_until_that_is_killed(holder, tm
     assert is_free(tmp_path), "a lock that nothing holds does not fill a folder"
 
 
+def test_a_lock_of_another_user_is_named(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".x.lock"))
+
+    monkeypatch.setattr("rbm.utils.locks.FileLock.acquire", refused)
+    with (
+        pytest.raises(PermissionError, match=r"^a folder: no permission to open its lock .*\.x\.lock; remove"),
+        only_process(tmp_path / ".x.lock", "a folder", "wait"),
+    ):
+        pass
+
+
 WRITER = """
 import sys, time
 from pathlib import Path
