@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -110,7 +111,8 @@ def is_free(folder: Path) -> bool:
 
 
 def _read(owner: Path) -> str:
-    try:
-        return str(int(owner.read_text(encoding="utf-8")))
-    except (OSError, ValueError):  # the holder has just started or just ended
-        return "(unknown)"
+    for _ in range(20):
+        with suppress(OSError, ValueError):
+            return str(int(owner.read_text(encoding="utf-8")))
+        time.sleep(0.01)  # the holder has just started or just ended
+    return "(unknown)"
