@@ -1,6 +1,7 @@
 """``rbm distill``."""
 
 import shlex
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -190,13 +191,12 @@ def distill(
         if auto and (teacher is not None or chosen.teacher.name == "logits"):
             named = chosen.teacher.name
     path = out or Path("runs") / f"{run_name(chosen)}-seed{chosen.seed}"
-    again = ["rbm", "distill", "--out", str(path), "--resume"]
-    for name, value in (("method", method), ("keep", keep)):
-        again += [f"--{name}", value] if value is not None else []
-    again += ["--auto"] if auto else []
+    lasting = {"method": method, "keep": keep, "device": device, "cache": None if cache == CACHE else str(cache)}
+    flags = {"--auto": auto, "--tensorboard": tensorboard, "--plots": plots, "--no-plots": plots is False}
+    again = _resuming(path, lasting, [flag for flag, given in flags.items() if given])
     with joined(usable_device(device)) as place:
         replaced = _stored_settings(path) if overwrite else set()
-        with advise_resuming(lambda: shlex.join(again) if _stored_settings(path) - replaced else SAME_COMMAND):
+        with advise_resuming(lambda: again if _stored_settings(path) - replaced else SAME_COMMAND):
             continues = resume and out is not None and dataset is None
             data = graph_of_resumed_run(out, chosen) if continues else load_configured_dataset(chosen)
             data = data.to(place)
@@ -220,6 +220,15 @@ def distill(
         is_main = is_main_process()
     if is_main:
         _report(result, path)
+
+
+def _resuming(path: Path, options: dict[str, str | None], flags: list[str]) -> str:
+    """The command that continues a run, with the plugins and with the options that its folder does not store."""
+    from rbm.utils.plugins import loaded_plugins
+
+    plugins = [("--plugin", plugin) for plugin in loaded_plugins()]
+    given = [(f"--{name}", value) for name, value in options.items() if value is not None]
+    return shlex.join(["rbm", *chain(*plugins), "distill", "--out", str(path), "--resume", *chain(*given), *flags])
 
 
 def _stored_settings(path: Path) -> set[tuple[Path, int, int]]:

@@ -34,7 +34,7 @@ def one_sentence(command: C) -> C:
             return command(*arguments, **{name: _written_out(name, value) for name, value in options.items()})
         except EXPECTED as error:
             if not getattr(error, "reported_by_rank0", False):  # one of several processes prints it for all
-                _say(str(error), getattr(error, "advice", ""))
+                _say(_message(error), getattr(error, "advice", ""))
             raise typer.Exit(_FAILED) from error
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
@@ -83,6 +83,13 @@ def _written_out(name: str, value: Any) -> Any:
 
 def _terminate(*_) -> None:
     raise Terminated
+
+
+def _message(error: BaseException) -> str:
+    """The message of an error. Python's own on a file without permission begins with a number and gives no remedy."""
+    if isinstance(error, PermissionError) and error.strerror is not None and error.filename is not None:
+        return f"no permission for {error.filename}; allow it, or name another"
+    return str(error)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

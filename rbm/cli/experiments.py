@@ -69,10 +69,14 @@ def reproduce(
     from rbm.experiments.paper_tables import read_table, render, write_outputs
     from rbm.experiments.results import read_rows
     from rbm.experiments.runner import run_experiment
+    from rbm.utils.files import check_writable
 
     command = shlex.join(["rbm", *sys.argv[1:]])
     if seeds is None:
         seeds = "0" if table in STUDIES else "0-4"
+    folder = out.with_suffix("")
+    if folder == out:
+        raise ValueError(f"out is {out}, expected an ending, such as {out}.csv: tables go into a folder {out}")
     if table in STUDIES:
         if methods is not None:
             raise ValueError(f"methods is {methods!r}, expected none: the study {table} has methods of its own")
@@ -81,7 +85,6 @@ def reproduce(
             raise ValueError(f"seeds is {seeds!r}, expected one: the study {table} is made of one run a graph")
         if protocol != "rbm":
             raise ValueError(f"protocol is {protocol!r}, expected rbm: the study {table} knows no other")
-        folder = out.with_suffix("")
         if not run:
             print(_earlier(folder / f"{table}.md").read_text(encoding="utf-8"), end="")
             return
@@ -106,11 +109,12 @@ def reproduce(
         chosen = chosen.only(methods.split(","))
     experiments = chosen.experiments(datasets=tuple(datasets.split(",")), seeds=parse_seeds(seeds))
     place = usable_device(device)
+    check_writable(f"folder of tables {folder}", folder, "give another file by --out, or allow it")
     if run:
         with advise_resuming():
             run_experiment(experiments, out, root=root, cache=cache, jobs=jobs, device=place, console=status)
     rows = read_rows(_earlier(out))
-    files = write_outputs(chosen, rows, out.with_suffix(""), command)
+    files = write_outputs(chosen, rows, folder, command)
     print(render(chosen, rows), end="")
     print_line(console, f"rows: {out}; {', '.join(str(file) for file in files)}")
 
@@ -153,7 +157,8 @@ def table(
     from rbm.experiments.tables import main_table, variants_table
 
     if not file.is_file():
-        raise FileNotFoundError(f"results file {file} does not exist; rbm experiment writes one")
+        found = "is a folder" if file.is_dir() else "does not exist"
+        raise FileNotFoundError(f"results file {file} {found}; rbm experiment writes one")
     if not (rows := read_rows(file)):
         raise ValueError(f"results file {file} has no row yet; rbm experiment writes one for each model")
     if plot is not None and not variants:

@@ -51,6 +51,9 @@ def report(
     check_writable(f"report {page}", page.parent)
     for run in runs:
         if tsne or not (run / OBSERVED).is_file():
+            check_writable(f"run: {run}", run, "report a copy of it, or allow it")
+    for run in runs:
+        if tsne or not (run / OBSERVED).is_file():
             with status.status(Text(f"{run}: its models run again")):
                 result = read_distillation(run, root)
                 if not (run / OBSERVED).is_file():

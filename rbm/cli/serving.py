@@ -86,6 +86,7 @@ def predict(
         out = Path("predictions") if out is None else out
         with advise_resuming():
             rows = predict_folder(run, features, out, ray=ray, workers=workers, **joined)
+        print_line(console, f"{rows} predictions in {out}")  # an earlier call may have written them
     else:
         if workers is not None:
             raise ValueError(
@@ -95,7 +96,7 @@ def predict(
 
         out = Path("predictions.csv") if out is None else out
         rows = predict_file(run, features, out, **joined)
-    print_line(console, f"{rows} predictions written to {out}")
+        print_line(console, f"{rows} predictions written to {out}")
 
 
 def export(

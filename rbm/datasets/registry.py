@@ -193,6 +193,14 @@ def short_name(dataset: str) -> str:
     return path.stem if path.suffix in PATH_SUFFIXES else path.name or dataset  # "wiki.2020" is a folder
 
 
+def graph_name(dataset: str) -> str:
+    """The name of a run's graph in its results: of a path, the short one; any other name, such as ``org/graph``, as it
+    is. Runs store paths as absolute ones; those of earlier versions may be relative.
+    """
+    path = Path(dataset)
+    return short_name(dataset) if path.is_absolute() or path.suffix in PATH_SUFFIXES else dataset
+
+
 def unseen_fraction(dataset: str | Path, protocol: str = "rbm") -> float:
     """Share of the test nodes that the inductive setting hides from training: a fifth.
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from rbm.config import Config
 from rbm.datasets.encodings import Encodings
-from rbm.datasets.registry import short_name
+from rbm.datasets.registry import graph_name
 from rbm.datasets.splits import GraphSplit
 from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.summary import results_html, results_text
@@ -64,7 +64,7 @@ class Distillation:
         return student_inputs(self.split, self.encodings[method or self.method])[1]
 
     def __repr__(self) -> str:
-        about = f"{short_name(self.summary['dataset'])}, {self.summary['setting']}, students {', '.join(self.students)}"
+        about = f"{graph_name(self.summary['dataset'])}, {self.summary['setting']}, students {', '.join(self.students)}"
         return f"Distillation({about}, keeps {self.method})"
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from rbm.datasets.validation import MASKS
 from rbm.distillation.result_files import read_results
 from rbm.teachers.prepare import build_configured_teacher
 from rbm.training.run_folder import RunFolder, load_weights
-from rbm.utils.files import absolute, read_json
+from rbm.utils.files import absolute, check_utf8, read_json
 from rbm.utils.progress import Progress
 from rbm.utils.tensor_files import fingerprint, read_sealed
 
@@ -37,13 +37,17 @@ def named_after_graph(config: Config, data: Data, resumed: Path | str | None) ->
         config: configuration of the run.
         data: the graph; ``data.name`` is its name, if present.
         resumed: folder of the run that is resumed. Earlier versions gave every graph the default name.
+
+    Raises:
+        ValueError: the name, which results show, is not UTF-8.
     """
-    name = config.dataset
+    name, what = config.dataset, "dataset"
     if name == Config().dataset:
-        given = data.get("name")
+        given, what = data.get("name"), "data.name"
         name = given if isinstance(given, str) and given else OWN_GRAPH
         if name == OWN_GRAPH and resumed is not None and (stored := Path(resumed) / "config.yaml").is_file():
             name = Config.from_yaml(stored).dataset
+    check_utf8(what, name)
     name = name if name == OWN_GRAPH else absolute_name(name)
     root = absolute("root", config.root) if config.root else ""
     return config.updated({"dataset": name, "root": root})

@@ -9,7 +9,7 @@ from rich import box, markup
 from rich.console import Console
 from rich.table import Table
 
-from rbm.datasets.registry import short_name
+from rbm.datasets.registry import graph_name
 from rbm.distillation.registry import title_of
 from rbm.distillation.sentences import verdict_sentences
 from rbm.distillation.verdict import LABELS_ALONE
@@ -114,7 +114,7 @@ def _heading(name: str, unit: str) -> list[str]:
 
 def _title(summary: dict[str, Any]) -> str:
     teacher = summary["teacher"]["name"]
-    dataset = short_name(summary["dataset"])  # of a graph file, only the name is shown
+    dataset = graph_name(summary["dataset"])
     return f"{dataset}, {summary['setting']}, {teacher} teacher, seed {summary['seed']}"
 
 

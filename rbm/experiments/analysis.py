@@ -18,7 +18,7 @@ from rbm.experiments.tables import dataset_names
 from rbm.training.metrics import purity
 from rbm.utils.arguments import usable_device
 from rbm.utils.environment import today
-from rbm.utils.files import write_csv, write_text
+from rbm.utils.files import check_writable, write_csv, write_text
 
 STUDIES = ("complexity", "representation")
 COUNTED = ("mlp", "ensemble", "moe", "rbm")
@@ -78,6 +78,7 @@ def study(
     device = usable_device(device)
     for dataset in datasets:  # before the first one is trained
         check_files(dataset_name(dataset), root)
+    check_writable(f"folder of the study {folder}", folder, "give another file by --out, or allow it")
     folder.mkdir(parents=True, exist_ok=True)
     complexity, parts, names = name == "complexity", [], dataset_names(datasets)
     for dataset in datasets:

@@ -165,9 +165,12 @@ def _row_problem(row: dict[str, str]) -> str:
 
 
 def _whole_lines(text: str) -> str:
-    """``text`` with a newline at its end, without a last line that lacks columns because of a kill."""
+    """``text`` with a newline at its end, without a last line that lacks columns because of a kill.
+
+    A single line that is not the beginning of a header is no such line: the file is not one of results.
+    """
     before, newline, last = text.rpartition("\n")
-    if not last:
+    if not last or not (newline or ",".join(COLUMNS).startswith(last)):
         return text
     try:
         fields = next(csv.reader([last]))

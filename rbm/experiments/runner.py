@@ -1,5 +1,6 @@
 """Resumable runs over datasets, settings, variants and seeds; each model is a row (:mod:`rbm.experiments.results`)."""
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from contextlib import closing
@@ -20,7 +21,7 @@ from rbm.experiments.experiment import Experiment, Task
 from rbm.experiments.results import append_rows, config_fingerprint, figures, made_by, read_rows, row_key
 from rbm.utils.arguments import usable_device
 from rbm.utils.cache import cache_or_temporary
-from rbm.utils.files import as_path
+from rbm.utils.files import as_path, check_writable
 from rbm.utils.locks import only_process
 from rbm.utils.parallel import worker_pool
 from rbm.utils.progress import count_runs
@@ -59,6 +60,7 @@ def run_experiment(
             graph file that has changed since; or the device is not usable.
         FileNotFoundError: a graph's files are missing; raised before anything runs.
         BlockingIOError: another process is adding rows to ``out``.
+        PermissionError, NotADirectoryError: ``out`` cannot be written; raised before anything runs.
     """
     device = usable_device(device)
     out = as_path("results file", out)
@@ -71,6 +73,10 @@ def run_experiment(
     _, waiting = _plan(experiments, out, jobs)
     for name, protocol in dict.fromkeys((task.dataset, planned.protocol) for planned, task, _ in waiting):
         check_files(name, root, protocol=protocol)
+    remedy = "give another file by --out, or allow it"
+    check_writable(f"results file {out}", out.parent, remedy)
+    if out.exists() and not os.access(out, os.W_OK):
+        raise PermissionError(f"results file {out}: no permission to write to it; {remedy}")
     out.parent.mkdir(parents=True, exist_ok=True)
     advice = "more --jobs share one file; wait until that process has ended, or give another file by --out"
     with only_process(out.with_name(f".{out.name}.lock"), f"results file {out}", advice):

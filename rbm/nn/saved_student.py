@@ -40,8 +40,9 @@ def _checksum(name: str, arguments: dict[str, Any]) -> str:
 
 def check_exists(folder: Path) -> None:
     """Raise FileNotFoundError unless the folder of a run or of a saved student exists."""
-    if not folder.exists():
-        raise FileNotFoundError(f"{folder} does not exist; expected the run folder of a finished rbm distill")
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise FileNotFoundError(f"{folder} {found}; expected the run folder of a finished rbm distill")
 
 
 def find_student(folder: Path, method: str | None = None) -> tuple[Path, Path]:

@@ -115,6 +115,8 @@ def predict_folder(
         unfinished = [task for task in tasks if not _is_done(parquet, Path(task.out), rows[task])]
         finished = {Path(task.features).name for task in tasks if task not in unfinished}
         _warn_of_changed(source, out, before.get(_TIMES, {}), about[_TIMES], finished)
+        if finished:
+            progress.say(f"{len(finished)} of {len(tasks)} files have predictions from an earlier call, which stay")
         with progress.count("files", len(tasks)) as advance:
             advance(len(tasks) - len(unfinished))
             if ray:

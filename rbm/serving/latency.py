@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from rbm.config import Config
-from rbm.datasets.registry import short_name
+from rbm.datasets.registry import graph_name
 from rbm.distillation.latency import milliseconds, neighborhood_answer
 from rbm.distillation.registry import title_of
 from rbm.distillation.run_graph import split_of_run, teacher_of_run
@@ -109,7 +109,7 @@ def measure_run(
 
     rows = _measured(models, graph, batch_sizes, repeats, Progress(console))
     found = {
-        "dataset": short_name(config.dataset),
+        "dataset": graph_name(config.dataset),
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "teacher": config.teacher.name if teacher is not None else None,

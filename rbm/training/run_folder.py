@@ -201,6 +201,8 @@ def check_place(path: Path, resume: bool, overwrite: bool, config_file: str = "c
     run may take its folder.
     """
     check_utf8("run folder", path)
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"run folder {path} is a file; use another --out")
     was_begun = path.is_dir() and any(path.iterdir()) and is_unused(path)
     if resume and not was_begun and not (path / config_file).is_file():
         raise FileNotFoundError(
@@ -208,15 +210,12 @@ def check_place(path: Path, resume: bool, overwrite: bool, config_file: str = "c
         )
     if resume and overwrite:
         raise ValueError(f"run folder {path}: resume continues its run and overwrite replaces it; expected one of them")
-    if path.exists() and not path.is_dir():
-        raise FileExistsError(f"run folder {path} is a file; use another --out")
     if not resume and not overwrite and not is_unused(path):
         raise FileExistsError(
             f"run folder {path} exists and is not empty;"
             " use --resume to continue it, --overwrite to replace it, or another --out"
         )
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
-    check_writable(f"run folder {path}", there, "use another --out, or allow it")
+    check_writable(f"run folder {path}", path, "use another --out, or allow it")
 
 
 def _mistaken(path: Path, config_file: str) -> str:

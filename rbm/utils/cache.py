@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from filelock import FileLock
 from torch import Tensor
 
-from rbm.utils.files import as_path, check_utf8, write_bytes
+from rbm.utils.files import as_path, check_utf8, check_writable, write_bytes
 from rbm.utils.tensor_files import fingerprint, read_sealed, sealed
 
 Entry: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
@@ -100,6 +100,7 @@ def cache_or_temporary(folder: Path | str | None) -> Iterator[Path]:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Keep other processes from computing ``path``, and remove the lock afterwards, even after a failure."""
+    check_writable(f"cache {path.parent}", path.parent, "name another by --cache, or allow it")
     lock = path.with_name(f".{path.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):  # released by the system if the process is killed

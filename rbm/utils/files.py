@@ -46,7 +46,7 @@ def as_path(what: str, path: Path | str) -> Path:
 
 
 def check_utf8(what: str, path: Path | str) -> None:
-    """Raise ValueError unless the bytes of a path are UTF-8, as the files that name it and safetensors need."""
+    """Raise ValueError unless a path or a name is UTF-8, as the files that name it and safetensors need."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -284,9 +284,18 @@ def _free(folder: Path) -> str:
 
 
 def check_writable(what: str, folder: Path, remedy: str = "name a file in another folder, or allow it") -> None:
-    """Raise PermissionError, before work whose result would be lost, if this process may not write to ``folder``."""
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"{what}: no permission to write to {folder}; {remedy}")
+    """Raise before work whose result would be lost if this process may not write to ``folder``, or may not make it.
+
+    Raises:
+        NotADirectoryError: it is a file or in one, or it is a link to nothing.
+        PermissionError: no permission to write to it, or to the folder in which it would be made.
+    """
+    there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+    if not there.is_dir():
+        found = "a file" if there.exists() else "a link to nothing"
+        raise NotADirectoryError(f"{what}: {there} is {found}, expected a folder; name another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"{what}: no permission to write to {there}; {remedy}")
 
 
 def same_file(first: Path | str, second: Path | str) -> bool:

@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ def only_process(lock: Path, what: str, advice: str) -> Iterator[None]:
 
     Raises:
         BlockingIOError: another process holds the lock, or this process does so elsewhere.
+        PermissionError: this process may not open the lock.
     """
     owner = lock.with_name(f"{lock.name}.pid")  # FileLock would overwrite it in the lock file itself
     held = FileLock(lock)
@@ -35,6 +37,8 @@ def only_process(lock: Path, what: str, advice: str) -> Iterator[None]:
         held.acquire(timeout=0)
     except Timeout:
         raise BlockingIOError(f"{what} is in use by process {_read(owner)}; {advice}") from None
+    except PermissionError:  # another user has made the file
+        raise PermissionError(f"{what}: no permission to open its lock {lock}; remove it, or allow it") from None
     try:
         with disk_errors(owner):
             owner.write_text(str(os.getpid()), encoding="utf-8")
@@ -107,7 +111,8 @@ def is_free(folder: Path) -> bool:
 
 
 def _read(owner: Path) -> str:
-    try:
-        return str(int(owner.read_text(encoding="utf-8")))
-    except (OSError, ValueError):  # the holder has just started or just ended
-        return "(unknown)"
+    for _ in range(20):
+        with suppress(OSError, ValueError):
+            return str(int(owner.read_text(encoding="utf-8")))
+        time.sleep(0.01)  # the holder has just started or just ended
+    return "(unknown)"

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from rbm.datasets.registry import short_name
+from rbm.datasets.registry import graph_name
 from rbm.distillation.registry import title_of
 from rbm.distillation.report import CURVES, LOAD, REPRESENTATION
 from rbm.distillation.report.experts import fit_components, last_router, mixture_of
@@ -67,7 +67,7 @@ def write_representation(result: Distillation, folder: Path) -> Path:
 def plot_representation(result: Distillation, method: str, path: str | Path) -> None:
     """Call :func:`plot_router_inputs` for the last router of a run's student ``method``."""
     rows, experts = last_router(result, method)
-    name, layers = short_name(result.summary["dataset"]), len(result.students[method].layers)
+    name, layers = graph_name(result.summary["dataset"]), len(result.students[method].layers)
     title = f"{name}, {title_of(method)}: what the router of layer {layers} of {layers} sees"
     plot_router_inputs(rows, experts, result.split.graph.y.cpu(), path, seed=result.config.seed, title=title)
 

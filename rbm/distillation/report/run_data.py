@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rbm.config import Config
-from rbm.datasets.registry import short_name
+from rbm.datasets.registry import graph_name
 from rbm.distillation.report import OBSERVED
 from rbm.distillation.report.charts import interval, styles_of
 from rbm.distillation.result_files import check_kind, read_results
@@ -72,7 +72,7 @@ class RunData:
     @property
     def name(self) -> str:
         """The names of the graph and of the setting."""
-        return f"{short_name(self.summary['dataset'])}, {self.summary['setting']}"
+        return f"{graph_name(self.summary['dataset'])}, {self.summary['setting']}"
 
     @property
     def where(self) -> str:

@@ -22,7 +22,7 @@ from rbm.config import Config, differences, flat, nested
 from rbm.config.presets import preset_config
 from rbm.experiments.tuning.search import Search, Tuned
 from rbm.experiments.tuning.space import with_values
-from rbm.utils.files import read_yaml, write_csv, write_text
+from rbm.utils.files import check_writable, read_yaml, write_csv, write_text
 from rbm.utils.locks import is_free, only_process
 from rbm.utils.studies import import_optuna, open_trials
 
@@ -52,6 +52,7 @@ def claimed(folder: Path, search: Search) -> Iterator[None]:
         raise FileExistsError(
             f"{folder} is not empty and holds no search (no search.yaml); give another folder by --out"
         )
+    check_writable(f"search folder {folder}", folder, "give another folder by --out, or allow it")
     folder.mkdir(parents=True, exist_ok=True)
     advice = "more --jobs share one search; wait until it has ended, or give another folder by --out"
     with only_process(folder / ".search.lock", f"search folder {folder}", advice):

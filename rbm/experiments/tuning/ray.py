@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rbm.datasets.registry import is_path
-from rbm.experiments.tuning.folder import STUDY, finished
+from rbm.experiments.tuning.folder import FAILED, STUDY, finished
 from rbm.experiments.tuning.search import Search
 from rbm.experiments.tuning.session import Session
 from rbm.utils.cluster import connected
@@ -27,8 +27,15 @@ def run_on_ray(session: Session) -> None:
         ChildProcessError: trials failed; the successful ones are kept.
     """
     with connected():
+        from pyarrow.fs import LocalFileSystem  # which Ray Tune needs
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch
+
+        class Searcher(OptunaSearch):
+            def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+                if result[FAILED]:
+                    self._ot_trials[trial_id].set_user_attr(FAILED, result[FAILED])
+                super().on_trial_result(trial_id, result)
 
         class Note(tune.Callback):
             def __init__(self, note: Callable[[], None]) -> None:
@@ -43,7 +50,7 @@ def run_on_ray(session: Session) -> None:
         given = {"search": _with_absolute_paths(session.search), "device": session.device, "plugins": loaded_plugins()}
         given["cache"] = None if session.cache is None else session.cache.resolve()
         resources = {"cpu": 1, "gpu": int(session.device.startswith("cuda"))}
-        searcher = OptunaSearch(
+        searcher = Searcher(
             session.search.space(),
             metric=METRIC,
             mode="max",
@@ -57,8 +64,8 @@ def run_on_ray(session: Session) -> None:
             max_concurrent_trials=session.jobs,
             reuse_actors=True,
         )
-        folder = Path(session.storage.engine.url.database).parent
-        run = tune.RunConfig(name="ray", storage_path=str(folder), callbacks=[Note(session.note)], verbose=0)
+        place = {"storage_path": str(session.folder.resolve()), "storage_filesystem": LocalFileSystem()}
+        run = tune.RunConfig(name="ray", **place, callbacks=[Note(session.note)], verbose=0)
         trainable = tune.with_resources(tune.with_parameters(judge, **given), resources)
         results = tune.Tuner(trainable, tune_config=settings, run_config=run).fit()
         session.note()
@@ -67,15 +74,18 @@ def run_on_ray(session: Session) -> None:
 
 
 def judge(values: dict[str, Any], search: Search, cache: Path | None, device: str, plugins: tuple[str, ...]) -> None:
-    """Run one trial, on any machine, and report the mean accuracy so far after each seed."""
+    """Run one trial, on any machine, and report the mean accuracy so far after each seed,
+    and why the seed failed, if it did.
+    """
     from ray import tune
 
     for plugin in plugins:
         load_plugin(plugin)
     accuracies: list[float] = []
     for seed in search.seeds:
-        accuracies.append(search.attempt(values, seed, cache, device)[0])
-        tune.report({METRIC: sum(accuracies) / len(accuracies)})
+        accuracy, reason = search.attempt(values, seed, cache, device)
+        accuracies.append(accuracy)
+        tune.report({METRIC: sum(accuracies) / len(accuracies), FAILED: reason})
 
 
 def _with_absolute_paths(search: Search) -> Search:

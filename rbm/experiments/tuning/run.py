@@ -104,7 +104,7 @@ def tune(
 
         note()
         if len(finished(study)) < trials:
-            run(Session(search, study, storage, trials, jobs, shared, device, note))
+            run(Session(search, folder, study, storage, trials, jobs, shared, device, note))
         return summary(search, finished(study))
 
 

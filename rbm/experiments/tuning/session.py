@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """Arguments of :func:`~rbm.experiments.tuning.run.tune`, Optuna's study and storage, and a callback ``note``."""
+    """Arguments of :func:`~rbm.experiments.tuning.run.tune`, its folder, Optuna's study and storage, and a callback
+    ``note``.
+    """
 
     search: Search
+    folder: Path
     study: "Study"
     storage: "BaseStorage"
     trials: int

@@ -40,7 +40,7 @@ def test_a_run_says_how_it_is_continued(tmp_path, number, name):
     assert run.returncode == 128 + number
     assert out == ""
     said = f"Error: {name}; what is done so far is kept; continue by rbm distill --out run --resume --method rbm"
-    assert err.strip().splitlines()[-1] == said
+    assert err.strip().splitlines()[-1] == f"{said} --no-plots"
     assert "Traceback" not in err
     assert not list((tmp_path / "run").glob(".*.partial"))
     # The run continues with its trained teacher. Its configuration is edited to be short, which --set would not allow.
@@ -127,6 +127,23 @@ def test_advice_quotes_what_the_shell_would_take_apart(command, monkeypatch, tmp
     monkeypatch.setattr("rbm.distillation.distill.distill", interrupted)
     _, _, err = command("distill", "--out", folder)
     assert err.strip().endswith(f"continue by rbm distill --out '{folder}' --resume")
+
+
+def test_advice_has_the_options_that_the_folder_does_not_store(command, monkeypatch, tmp_path):
+    """Regression test: without --cache, the continued run trained the teacher and encodings again."""
+    monkeypatch.setattr("rbm.utils.plugins._loaded", ["/my plugin.py"])
+
+    def interrupted(*_, **__):
+        (tmp_path / "config.yaml").write_text("preset: clean\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rbm.distillation.distill.distill", interrupted)
+    given = ("--device", "cpu", "--cache", tmp_path / "my cache", "--no-plots")
+    _, _, err = command("distill", "--out", tmp_path, "--seed", "3", *given)
+    shown = f"rbm --plugin '/my plugin.py' distill --out {tmp_path} --resume --device cpu --cache '{tmp_path}/my cache'"
+    assert err.strip().endswith(f"continue by {shown} --no-plots")
+    _, _, err = command("distill", "--out", tmp_path, "--resume", "--tensorboard", "--plots")
+    assert err.strip().endswith(f"distill --out {tmp_path} --resume --tensorboard --plots")
 
 
 def test_settings_that_a_killed_run_did_not_store_are_asked_for(command, tmp_path):

@@ -7,7 +7,7 @@ import yaml
 
 import rbm.datasets
 from rbm.datasets import DATASETS, DatasetInfo, dataset_name, find_dataset, load_dataset
-from rbm.datasets.registry import is_path, short_name
+from rbm.datasets.registry import graph_name, is_path, short_name
 
 CONFIGS = Path(rbm.datasets.__file__).parents[1] / "config" / "configs" / "paper"
 
@@ -42,6 +42,15 @@ def test_a_plugin_may_write_a_name_in_any_way(monkeypatch, name):
 )
 def test_short_names(dataset, name):
     assert short_name(dataset) == name
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [("/data/wiki.pt", "wiki"), ("/data/wiki", "wiki"), ("data/b.npz", "b"), ("org/wiki", "org/wiki"), ("a.b", "a.b")],
+)
+def test_the_name_of_a_runs_graph(dataset, name):
+    """Regression test: of org/wiki, only wiki was shown."""
+    assert graph_name(dataset) == name
 
 
 def test_unknown_name_lists_the_known_and_the_closest():

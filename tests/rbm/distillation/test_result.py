@@ -74,6 +74,16 @@ def test_what_a_graph_is_called(small_graph, tmp_path):
     assert named_after_graph(Config(), small_graph, tmp_path / "before").dataset == "digits"
 
 
+def test_a_name_that_no_file_can_hold_is_refused_before_training(small_graph, tmp_path):
+    """Regression test: the run failed at its first file that names the graph, after all trainings."""
+    small_graph.name = "gr\udce4ph"
+    with pytest.raises(ValueError, match=r"data\.name is 'gr\\udce4ph', which is not UTF-8; rename it"):
+        run(small_graph, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match=r"dataset is 'gr\\udce4ph', which is not UTF-8; rename it"):
+        named_after_graph(replace(Config(), dataset=small_graph.name), small_graph, None)
+
+
 def test_a_resumed_run_of_an_earlier_version_keeps_its_name(small_graph, tmp_path):
     run(small_graph, folder=tmp_path / "run")
     stored = tmp_path / "run" / "config.yaml"

@@ -34,6 +34,18 @@ def test_rows_that_are_none(tmp_path, content, message):
         read_rows(tmp_path / "r.csv")
 
 
+def test_a_file_of_one_line_is_no_truncated_table(tmp_path):
+    """Regression test: a note without a newline at its end was taken for a truncated line, and replaced by rows."""
+    file = tmp_path / "note.txt"
+    file.write_text("a note of mine")
+    with pytest.raises(ValueError, match=r"note\.txt: line 1 lacks the columns dataset,"):
+        read_rows(file)
+    file.write_text(",".join(COLUMNS)[:20])  # the process was killed while it wrote the header
+    assert read_rows(file) == []
+    append_rows(file, [ROW])
+    assert len(read_rows(file)) == 1
+
+
 def table_text(*rows: dict[str, str], columns=COLUMNS) -> str:
     return "".join(f"{','.join(line)}\n" for line in (columns, *([row[name] for name in columns] for row in rows)))
 

@@ -121,6 +121,17 @@ def test_tables_of_nodes_and_neighbors(features, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_a_command_says_what_was_there_before(command, run, features, tmp_path):
+    """Regression test: it said that all predictions were written."""
+    arguments = ("predict", run, features, "--out", tmp_path / "out")
+    assert "from an earlier call" not in command(*arguments)[2]
+    (tmp_path / "out" / "part-2.parquet").unlink()
+    for finished in (3, 4):
+        status, out, err = command(*arguments)
+        assert (status, out) == (0, f"70 predictions in {tmp_path / 'out'}\n")
+        assert f"{finished} of 4 files have predictions from an earlier call, which stay" in err
+
+
 def test_rows_without_a_neighbor_are_named_with_their_file(features, tmp_path):
     run = make_run(tmp_path / "run", encodings=torch.randn(NODES, D))
     neighbors = tmp_path / "neighbors"

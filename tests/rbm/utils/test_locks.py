@@ -47,6 +47,31 @@ def test_the_second_process_is_told_of_the_first_until_that_is_killed(holder, tm
     assert is_free(tmp_path), "a lock that nothing holds does not fill a folder"
 
 
+def test_the_first_process_is_known_as_soon_as_it_has_said_so(holder, tmp_path, monkeypatch):
+    """Regression test: of two processes that started at once, the second said "in use by process (unknown)"."""
+    owner = tmp_path / ".x.lock.pid"
+    written = owner.read_bytes()
+    owner.unlink()
+    monkeypatch.setattr("rbm.utils.locks.time.sleep", lambda _: owner.write_bytes(written))
+    with (
+        pytest.raises(BlockingIOError, match=f"in use by process {holder.pid};"),
+        only_process(tmp_path / ".x.lock", "a folder", "wait"),
+    ):
+        pass
+
+
+def test_a_lock_of_another_user_is_named(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".x.lock"))
+
+    monkeypatch.setattr("rbm.utils.locks.FileLock.acquire", refused)
+    with (
+        pytest.raises(PermissionError, match=r"^a folder: no permission to open its lock .*\.x\.lock; remove"),
+        only_process(tmp_path / ".x.lock", "a folder", "wait"),
+    ):
+        pass
+
+
 WRITER = """
 import sys, time
 from pathlib import Path

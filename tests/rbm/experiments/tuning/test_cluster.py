@@ -35,3 +35,15 @@ def test_two_workers_share_the_trials_and_the_file_goes_on_without_them(cluster,
     more = tune(start, tmp_path / "out", trials=4, **options)
     assert more.rows[:3] == found.rows, "without Ray the search goes on from the same file"
     assert len(more.rows) == 4
+
+
+@pytest.mark.slow
+def test_a_trial_that_fails_has_its_reason(cluster, start, tmp_path):
+    """Regression test: the reason was not stored."""
+    space = {"rbm.num_experts": [4, 5000]}
+    found = tune(start, tmp_path / "100%41?", space=space, seeds=(0,), trials=4, ray=True)
+    assert {row["rbm.num_experts"] for row in found.rows} == {4, 5000}
+    for row in found.rows:
+        fails = row["rbm.num_experts"] == 5000
+        assert ("use at most as many experts as nodes" in row["failed"]) == fails
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["100%41?"]
