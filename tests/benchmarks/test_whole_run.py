@@ -47,7 +47,7 @@ def test_the_page_shows_the_rows_that_are_kept():
     with (here / "results" / "epoch_seconds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert epoch_seconds.markdown(rows) in (here / "TRAINING.md").read_text()
-    for name in ("in_turn.csv", "in_turn_sums.csv"):
+    for name in ("in_turn.csv", "in_turn_sums.csv", "in_turn_routing.csv"):
         with (here / "results" / name).open(newline="") as file:
             assert in_turn.markdown([*csv.DictReader(file)]) in (here / "NOTES.md").read_text()
     with (here / "results" / "epoch_seconds_precision.csv").open(newline="") as file:
