@@ -176,7 +176,7 @@ RBM_INLINE void route_lanes(const Routing<T>& r, int64_t begin, int64_t end, Acc
     const int64_t count = filled > 0 ? filled * Panel::kRows : std::min(kLanes, end - b);
     const T* const rows = r.h + b * r.row_stride;
     if (filled > 0) {
-      products_of_panels<kBytes>(r, b, end, filled, numbers, products);
+      products_of_panels<kBytes>(r, b, filled, numbers, products);
     } else {
       const T* each[kLanes];
       for (int64_t i = 0; i < count; ++i) each[i] = rows + i * r.row_stride;

@@ -143,28 +143,16 @@ RBM_INLINE void invert_squares(
   }
 }
 
-// Requests part `part` of `parts` of the rows [first, last) for the second cache.
-template <typename T>
-RBM_INLINE void prefetch_rows(const Routing<T>& r, int64_t first, int64_t last, int64_t part, int64_t parts) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  const int64_t rows = last - first;
-  for (int64_t b = first + rows * part / parts; b < first + rows * (part + 1) / parts; ++b) {
-    for (int64_t d = 0; d < r.features; d += kLine) __builtin_prefetch(r.h + b * r.row_stride + d, 0, 2);
-  }
-}
-
 // Inner products of the rows of `panels` panels, starting at row b: [vectors of rows, E, lanes]. `numbers` has room for
-// the panels. The rows after them, before `end`, are requested meanwhile.
+// the panels.
 template <int kBytes, typename T>
 RBM_INLINE void products_of_panels(
-    const Routing<T>& r, int64_t b, int64_t end, int64_t panels, Accumulation<T>* numbers, Accumulation<T>* products) {
+    const Routing<T>& r, int64_t b, int64_t panels, Accumulation<T>* numbers, Accumulation<T>* products) {
   using Panel = RowPanel<kBytes, Accumulation<T>>;
   const int64_t stride = r.num_experts * Panel::kLanes;
   const auto panel = [&](int64_t p) { return Panel{numbers + p * Panel::size(r.features), r.features}; };
   for (int64_t p = 0; p < panels; ++p) panel(p).fill(r.h + (b + p * Panel::kRows) * r.row_stride, r.row_stride);
-  const int64_t next = b + panels * Panel::kRows, last = std::min(end, next + panels * Panel::kRows);
   const auto multiply = [&]<int kColumns>(int64_t e) __attribute__((always_inline)) {
-    prefetch_rows(r, next, last, e / kColumnsAtOnce<kBytes>, r.num_experts / kColumnsAtOnce<kBytes> + 1);
     for (int64_t p = 0; p < panels; ++p) {
       panel(p).template multiply<kColumns>(
           r.memory + e * r.features, products + p * kRowVectors * stride + e * Panel::kLanes, stride);
