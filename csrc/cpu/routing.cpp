@@ -164,7 +164,7 @@ RBM_INLINE void route_lanes(const Routing<T>& r, int64_t begin, int64_t end, Acc
   using Acc = Accumulation<T>;
   using Panel = RowPanel<kBytes, Acc>;
   constexpr int64_t kLanes = Lanes<Acc, kBytes>::kCount;
-  const int64_t panels = panels_for(r, end - begin), vectors = std::max<int64_t>(1, panels * kRowVectors);
+  const int64_t panels = panels_for(r, end - begin), vectors = vectors_at_once(panels);
   const int64_t stride = r.num_experts * kLanes;
   Acc* const products = work;  // [vectors of rows, E, lanes]
   Acc* const inverse = products + vectors * stride;
@@ -207,7 +207,7 @@ RBM_DISPATCH(invert_norms)
 
 template <typename T>
 int64_t routing_scratch(const Routing<T>& r, int64_t rows) {
-  const int64_t panels = panels_for(r, rows), vectors = std::max<int64_t>(1, panels * kRowVectors);
+  const int64_t panels = panels_for(r, rows), vectors = vectors_at_once(panels);
   const int64_t of_panels = panels * kRowVectors * round_up(r.features, kMostLanes);
   return (vectors * (r.num_experts + 1) + 2 * r.top_k + of_panels) * kMostLanes;
 }

@@ -10,10 +10,9 @@
 
 namespace rbm::cpu {
 
-// Rows and memory vectors with more features than this are multiplied in parts, which stay in the first cache (32 KiB):
-// eight memory vectors with four rows at a time, and the sums of all rows.
+// Rows and memory vectors with more features than this are multiplied in parts of kFeaturesOfPart, which stay in the
+// first cache (32 KiB): eight memory vectors with four rows at a time, and the sums of all rows.
 constexpr int64_t kLongFeatures = 1024;
-constexpr int64_t kFeaturesAtOnce = 512;
 constexpr int kGroups = 2;
 
 // With fewer experts, copying rows to panels takes longer than it saves. Vectors of AVX-512 leave so few loads without
@@ -35,6 +34,9 @@ int64_t panels_for(const Routing<T>& r, int64_t rows) {
   const int64_t fitting = std::min(kBytesOfPanels / (kBytes * r.features), kBytesOfProducts / (kBytes * r.num_experts));
   return std::clamp<int64_t>(fitting, 1, kMostPanels);
 }
+
+// Vectors of rows whose products are computed at once, with so many panels.
+constexpr int64_t vectors_at_once(int64_t panels) { return std::max<int64_t>(1, panels * kRowVectors); }
 
 template <typename Acc>
 RBM_INLINE Acc inverse_norm(Acc square) {
@@ -72,8 +74,8 @@ RBM_INLINE void multiply_long(const Routing<T>& r, const Row* const* rows, int64
   constexpr int kTiles = kStride / kTile;
   const Acc* const memory = r.memory + expert * r.features;
   typename Lanes<Acc, kBytes>::Vector totals[kTiles][kGroups][kTile * kColumns] = {};
-  for (int64_t begin = 0; begin < r.features; begin += kFeaturesAtOnce) {
-    const int64_t end = std::min(begin + kFeaturesAtOnce, r.features);
+  for (int64_t begin = 0; begin < r.features; begin += kFeaturesOfPart) {
+    const int64_t end = std::min(begin + kFeaturesOfPart, r.features);
     for (int i = 0; i < kTiles; ++i) {
       for (int g = 0; g < kGroups; ++g) {
         const Acc* const columns = memory + g * kColumns * r.features;

@@ -49,17 +49,16 @@ def report(
     if page.exists() and not (overwrite or is_own_report):
         raise FileExistsError(f"report {page} exists; use --overwrite to replace it, or another --out")
     check_writable(f"report {page}", page.parent)
-    for run in runs:
-        if tsne or not (run / OBSERVED).is_file():
-            check_writable(f"run: {run}", run, "report a copy of it, or allow it")
-    for run in runs:
-        if tsne or not (run / OBSERVED).is_file():
-            with status.status(Text(f"{run}: its models run again")):
-                result = read_distillation(run, root)
-                if not (run / OBSERVED).is_file():
-                    write_observed(result, run)
-                if tsne:
-                    write_representation(result, run)
+    again = [run for run in runs if tsne or not (run / OBSERVED).is_file()]
+    for run in again:
+        check_writable(f"run: {run}", run, "report a copy of it, or allow it")
+    for run in again:
+        with status.status(Text(f"{run}: its models run again")):
+            result = read_distillation(run, root)
+            if not (run / OBSERVED).is_file():
+                write_observed(result, run)
+            if tsne:
+                write_representation(result, run)
     with status.status("charts"):
         write_page(runs, page)
     print_line(console, f"{page}: {page.stat().st_size / 2**10:,.0f} KiB")
