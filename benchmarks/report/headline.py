@@ -73,7 +73,7 @@ def table() -> str:
         [
             f"A prediction for one node of Amazon-Computers, for which the teacher takes {teacher}",
             *(f"{faster[name]:.0f} x as fast, {human(seconds[name])}" for name in ("rbm", "mlp")),
-            "[table](benchmarks/NOTES.md#the-layer-and-one-prediction), [rows](benchmarks/results/cpu.csv)",
+            "[table](benchmarks/notes/layer.md#one-prediction), [rows](benchmarks/results/cpu.csv)",
         ],
         [
             "One layer on a CPU, against the best of five PyTorch implementations",

@@ -1,4 +1,4 @@
-"""Writes the tables of README.md, NOTES.md, TRAINING.md and some pages of docs: ``python -m benchmarks.report.tables``.
+"""Writes the tables of README.md, notes/ and some pages of docs: ``python -m benchmarks.report.tables``.
 
 They are made from committed results. A table is between ``<!-- table: NAME -->`` and ``<!-- end -->``. A test compares
 each page with the results.
@@ -31,7 +31,8 @@ from benchmarks.report.medians import (
 
 _DOCS = ("auto", "choose", "results", "newer", "newer-evidence", "experts", "experts-evidence", "verdict")
 PAGES = (
-    *(ROOT / "README.md", ROOT / "benchmarks" / "NOTES.md", ROOT / "benchmarks" / "TRAINING.md"),
+    ROOT / "README.md",
+    *sorted((ROOT / "benchmarks" / "notes").glob("*.md")),
     *(ROOT / "docs" / f"{name}.md" for name in _DOCS),
 )
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Launches of a layer, counted; the rows from which NOTES.md has them are of the code as it is."""
+"""Launches of a layer, counted; the rows from which notes/gpu.md has them are of the code as it is."""
 
 import csv
 

@@ -42,21 +42,27 @@ def test_epochs_are_not_measured_without_a_version_and_a_file(arguments, monkeyp
     assert "expected at least one NAME=FOLDER, and --out FILE" in capsys.readouterr().err
 
 
+def note(name: str) -> str:
+    return (Path(epoch_seconds.__file__).parent / "notes" / f"{name}.md").read_text(encoding="utf-8")
+
+
 def test_the_page_shows_the_rows_that_are_kept():
     here = Path(epoch_seconds.__file__).parent
     with (here / "results" / "epoch_seconds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert epoch_seconds.markdown(rows) in (here / "TRAINING.md").read_text()
-    for name in ("in_turn.csv", "in_turn_sums.csv", "in_turn_routing.csv"):
+    training = note("training")
+    assert epoch_seconds.markdown(rows) in training
+    pages = {"in_turn.csv": "feed_forward", "in_turn_sums.csv": "feed_forward", "in_turn_routing.csv": "routing"}
+    for name, page in pages.items():
         with (here / "results" / name).open(newline="") as file:
-            assert in_turn.markdown([*csv.DictReader(file)]) in (here / "NOTES.md").read_text()
+            assert in_turn.markdown([*csv.DictReader(file)]) in note(page)
     with (here / "results" / "epoch_seconds_precision.csv").open(newline="") as file:
         assert epoch_seconds.markdown([*csv.DictReader(file)]) in (here.parent / "docs" / "scale.md").read_text()
     with (here / "results" / "transposes.csv").open(newline="") as file:
         teachers = [row for row in csv.DictReader(file) if row["phase"] == "teacher"]
     for name in ("appnp", "sage"):
         table = epoch_seconds.markdown([row for row in teachers if row["version"].startswith(name)])
-        assert table in (here / "TRAINING.md").read_text()
+        assert table in training
     # A phase that only one version has is omitted.
     kept = [row for row in rows if row["phase"] == "mlp" or row["version"] == "now"]
     assert all(", mlp |" in line for line in epoch_seconds.markdown(kept).splitlines()[2:])
@@ -67,7 +73,7 @@ def test_the_page_shows_the_narrow_teacher():
     for name, path in {"runs": "whole_run.csv", "patience": "patience.csv", "paper": "../../results/paper.csv"}.items():
         with (here / "results" / path).open(newline="") as file:
             tables[name] = list(csv.DictReader(file))
-    page = (here / "TRAINING.md").read_text()
+    page = note("training")
     assert whole_run.against(tables["runs"], tables["paper"], "quarter") in page
     assert patience.markdown(tables["patience"]) in page
 

@@ -13,7 +13,7 @@ import pytest
 from rbm.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FOLDERS = ("benchmarks", "csrc", "experiments", "results", "tests")
+FOLDERS = ("benchmarks", "benchmarks/notes", "csrc", "experiments", "results", "tests")
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text()
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *(p for f in FOLDERS for p in (ROOT / f).glob("*.md"))]
