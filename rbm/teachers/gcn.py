@@ -26,10 +26,12 @@ class _Conv(GCNConv):
         return aggregate(adjacency, linear(x, self.lin.weight)) + self.bias
 
     def transform(self, aggregated: Tensor) -> Tensor:
+        """The output ``[B, H]`` for the weighted sums over neighbours ``aggregated [B, F]``."""
         projected = linear(aggregated, self.lin.weight)
         return projected + self.bias.to(projected.dtype)
 
     def transformation(self) -> tuple[nn.Parameter, nn.Parameter]:
+        """The weight ``[H, F]`` and the bias ``[H]`` of :meth:`transform`."""
         return self.lin.weight, self.bias
 
 

@@ -13,7 +13,7 @@ Three facts save work. They change results only by the order of summation:
 Dropout draws a mask for all rows and applies the part for the rows that are used.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +28,6 @@ from rbm.teachers.gcn import GCN
 from rbm.teachers.sage import GraphSAGE
 from rbm.utils.precision import autocast_dtype, cast_once
 from rbm_kernels.ops.sparse_expert_matmul.reference import csr
-
-
-class Convolution(Protocol):
-    """A convolution whose projection can be called separately from the sums over neighbours."""
-
-    def transform(self, aggregated: Tensor) -> Tensor:
-        """The output ``[B, H]`` for the weighted sums over neighbours ``aggregated [B, F]``."""
-
-    def transformation(self) -> tuple[nn.Parameter, nn.Parameter]:
-        """The weight ``[H, F]`` and the bias ``[H]`` of :meth:`transform`."""
 
 
 class LabelledNodes:

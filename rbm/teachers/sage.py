@@ -31,9 +31,11 @@ class _MeanConv(SAGEConv):
         return aggregate(adjacency, linear(x, self.lin_l.weight, self.lin_l.bias))
 
     def transform(self, aggregated: Tensor) -> Tensor:
+        """The output ``[B, H]`` for the weighted sums over neighbours ``aggregated [B, F]``."""
         return self.lin_l(aggregated)
 
     def transformation(self) -> tuple[nn.Parameter, nn.Parameter]:
+        """The weight ``[H, F]`` and the bias ``[H]`` of :meth:`transform`."""
         return self.lin_l.weight, self.lin_l.bias
 
 
