@@ -13,8 +13,6 @@ from rbm.teachers.base import ConvTeacher
 class _Conv(GCNConv):
     """PyG's convolution over a normalised adjacency, for dense and sparse rows. It aggregates the narrower side of
     dense rows, and the output side of sparse ones.
-
-    ``transform`` and ``transformation``: see :class:`rbm.teachers.labelled.Convolution`.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:

@@ -14,7 +14,7 @@ class _MeanConv(SAGEConv):
     """PyG's convolution over a row-normalised adjacency, with which a weighted sum is the mean of the in-neighbours.
 
     Mean and projection commute (a mean of equal biases is the bias), so the narrower side is aggregated. Sparse rows
-    are always projected first. ``transform`` and ``transformation``: see :class:`rbm.teachers.labelled.Convolution`.
+    are always projected first.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
