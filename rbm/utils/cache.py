@@ -4,6 +4,7 @@ The cache consists of safetensors files. Their metadata contain a checksum and, 
 the tensors. A file that is damaged, or was not written by this version, counts as missing.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -122,6 +123,10 @@ def _read(path: Path) -> Entry | None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Write a file. On a full disk the result is only lost for other runs, which a warning says."""
     content = sealed(tensors, values)
-    path.parent.mkdir(parents=True, exist_ok=True)  # missing if the process that held the lock before has failed
-    write_bytes(path, content)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # missing if the process that held the lock before has failed
+        write_bytes(path, content)
+    except OSError as error:
+        logging.getLogger("rbm").warning("The run goes on, but the cache does not keep this result: %s", error)

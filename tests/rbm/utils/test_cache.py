@@ -1,5 +1,7 @@
 """The cache of results, keyed by the content of their inputs."""
 
+import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +97,17 @@ def test_a_failure_leaves_nothing(tmp_path):
 
     with pytest.raises(RuntimeError, match="no"):
         Cache(tmp_path / "made").tensors("walk", {}, [], fails)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_full_disk_loses_no_result(tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert Cache(tmp_path / "made").tensors("walk", {}, [], Counted())["b"].item() == 1
+    assert re.search(r"does not keep this result: .*could not be written: No space left on device", caplog.text)
     assert not (tmp_path / "made").exists()
 
 
