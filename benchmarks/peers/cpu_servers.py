@@ -1,18 +1,23 @@
-"""The experts of vLLM and of SGLang for serving on a CPU: two products with SwiGLU in one kernel, packed weights.
+"""The experts of vLLM, SGLang and llama.cpp for serving on a CPU: two products with SwiGLU between them.
 
-Both are operators of vLLM's build for CPUs (``torch.ops._C``); its sources contain SGLang's kernel too. They take part
-if that build is installed, or if ``RBM_PEER_LIBRARIES`` names shared libraries (separated by ``:``) that register them.
-This repository contains no code of theirs. vLLM's kernel multiplies bfloat16 with AMX, or widens it on processors that
-have none; SGLang's multiplies bfloat16 by oneDNN's kernels. A library that is loaded so must ask Linux for the tile
-registers itself (``at::cpu::init_amx``), because vLLM leaves that to others.
+Those of vLLM and SGLang are one kernel each with packed weights, operators of vLLM's build for CPUs (``torch.ops._C``);
+its sources contain SGLang's kernel too. They take part if that build is installed, or if ``RBM_PEER_LIBRARIES`` names
+shared libraries (separated by ``:``) that register them. llama.cpp's (:mod:`benchmarks.peers.with_ggml`) take part if
+``RBM_PEER_LIBRARIES`` names ``libggml-cpu.so``, as in the folder ``llama_cpp/lib`` of llama-cpp-python. This repository
+contains no code of theirs. vLLM's kernel multiplies bfloat16 with AMX, or widens it on processors that have none;
+SGLang's multiplies bfloat16 by oneDNN's kernels. A library that is loaded so must ask Linux for the tile registers
+itself (``at::cpu::init_amx``), because vLLM leaves that to others.
 """
 
 import ctypes
 import os
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from benchmarks.peers import with_ggml
 
 # Takes rows [B, D], gates [B, k] and experts [B, k].
 Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -20,9 +25,15 @@ Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def prepared(up: Tensor, down: Tensor) -> dict[str, Prepared]:
     """Those that are at hand, by name, with packed ``up [E, 2 I, D]`` and ``down [E, D, I]``."""
-    for path in filter(None, os.environ.get("RBM_PEER_LIBRARIES", "").split(os.pathsep)):
+    libraries = [
         ctypes.CDLL(path, mode=os.RTLD_LAZY)  # it may lack functions that are not called here
-    found = {"vllm": _vllm} if hasattr(torch.ops._C, "cpu_fused_moe") else {}
+        for path in filter(None, os.environ.get("RBM_PEER_LIBRARIES", "").split(os.pathsep))
+    ]
+    found: dict[str, Callable[[Tensor, Tensor], Prepared]] = {}
+    if hasattr(torch.ops._C, "cpu_fused_moe"):
+        found["vllm"] = _vllm
+    for library in filter(with_ggml.is_in, libraries):
+        found["ggml"] = partial(with_ggml.Experts, library)
     if up.dtype == torch.bfloat16 and hasattr(torch.ops._C, "fused_experts_cpu"):
         found["sglang"] = _sglang
     return {name: prepare(up.detach(), down.detach()) for name, prepare in found.items()}

@@ -44,7 +44,7 @@ NOT_MEASURED = (
 EPOCHS = {"digits": "digits", "cora": "Cora", "amazon-photo": "Amazon-Photo"}
 # By name, because importing benchmarks.peers.libraries fails if the operators' libraries did not build.
 LIBRARIES = ("scattermoe", "triton_kernels", "megablocks", "tutel", "liger_kernel", "sonicmoe")
-SERVERS = ("vllm", "sglang")
+SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "ggml": "llama.cpp"}
 LIBRARY_PEERS = ("eager", "grouped_mm", *LIBRARIES)
 GPU_PEERS = ("eager", "split", "sorted", "grouped_mm", "dense", "scattermoe", "triton_kernels")
 MATMUL_PEERS = (*OF_EXPERTS, "grouped_mm", "grouped_mm compiled", "dense")
@@ -149,7 +149,7 @@ def cpu_feed_forward(path: Path, shapes: Sequence[Shape] = tuple(map(Shape, (1, 
             cells = cpu.cells(peers, "feed_forward", shape, "forward", dtype=dtype)
             if cells[0]:
                 table.append([dtype, f"{shape.rows:,}", *cells])
-    return markdown(["", "rows", "`RbMFeedForward`", *peers[:3], "vLLM", "SGLang"], table, 2)
+    return markdown(["", "rows", "`RbMFeedForward`", *(SERVERS.get(name, name) for name in peers)], table, 2)
 
 
 def cpu_routing() -> str:
