@@ -15,17 +15,12 @@ void route(
     const Tensor& h, const Tensor& memory, int64_t k, double temperature, Tensor& gates, Tensor& experts,
     Tensor& cosines) {
   using Acc = Accumulation<T>;
-  const int64_t rows = h.size(0), features = h.size(1), num_experts = memory.size(0);
-  const auto inverse_norms = scratch<Acc>(num_experts);
+  const auto inverse_norms = scratch<Acc>(memory.size(0));
   Scratch<Acc> copies;
   const Routing<T> routing = routing_of<T>(
       h, memory, k, temperature, inverse_norms.get(), copies, mutable_data<Acc>(gates), mutable_data<int32_t>(experts),
       mutable_data<Acc>(cosines));
-  const int64_t grain = std::max<int64_t>(4, kGrainMultiplications / std::max<int64_t>(1, num_experts * features));
-  parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const auto work = scratch<Acc>(routing_scratch(routing, end - begin));
-    route_rows(routing, begin, end, work.get());
-  });
+  route_in_parallel(routing, h.size(0), kGrainMultiplications);
 }
 
 template <typename T>

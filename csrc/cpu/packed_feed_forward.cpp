@@ -76,7 +76,8 @@ Tensor answers(const Tensor& x, const FeedForward<T>& all) {
   RowQueue queue(rows, threads, num_experts, k);
   if (!queue.serves()) {
     answer_rows(
-        all, Room<T>(all, rows), 0, rows, numbers, [&](const Routing<T>& routing) { route_in_parallel(routing, rows); },
+        all, Room<T>(all, rows), 0, rows, numbers,
+        [&](const Routing<T>& routing) { route_in_parallel(routing, rows, kMultiplicationsOfThread); },
         [&](const PackedLayer<T>& layer) { answer(layer, rows); });
     return y;
   }

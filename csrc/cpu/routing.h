@@ -61,11 +61,10 @@ Scratch<Accumulation<T>> shrunk(const T* row, int64_t features) {
 template <typename T>
 void route_rows(const Routing<T>& r, int64_t begin, int64_t end, Accumulation<T>* work);
 
-// Routes all rows, in several threads if they are many.
+// Routes all rows, in several threads if each gets at least `least` multiplications.
 template <typename T>
-void route_in_parallel(const Routing<T>& r, int64_t rows) {
-  const int64_t multiplications = std::max<int64_t>(1, r.num_experts * r.features);
-  const int64_t grain = std::max<int64_t>(4, kMultiplicationsOfThread / multiplications);
+void route_in_parallel(const Routing<T>& r, int64_t rows, int64_t least) {
+  const int64_t grain = std::max<int64_t>(4, least / std::max<int64_t>(1, r.num_experts * r.features));
   parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     const auto work = scratch<Accumulation<T>>(routing_scratch(r, end - begin));
     route_rows(r, begin, end, work.get());
