@@ -275,7 +275,7 @@ def _report(result, path) -> None:
 
 
 def distill_seeds(seeds, methods, out, root, cache, jobs, device, options) -> None:
-    from rbm.distillation.distill import DEFAULT_METHODS
+    from rbm.distillation.request import DEFAULT_METHODS
     from rbm.experiments.experiment import Experiment, parse_seeds
     from rbm.experiments.seeds import seeds_report
     from rbm.utils.distributed import launched

@@ -1,55 +1,39 @@
 """The main function: train a teacher on the graph, distil it into students that need no graph, and compare them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from rich.console import Console
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import is_undirected
 
 from rbm.config import Config
-from rbm.config.presets import features_only as without_encodings
-from rbm.config.presets import teacher_settings
-from rbm.datasets import num_classes, validate_data
-from rbm.datasets.encodings import own_encoding
-from rbm.datasets.encodings.hops import check_hops
-from rbm.datasets.splits import GraphSplit, split_for
-from rbm.datasets.validation import warn_of_graph
 from rbm.distillation.auto.folder import read_chosen
-from rbm.distillation.auto.run import Chosen, budget_in_seconds, choose, searched_for, with_logits
-from rbm.distillation.choices import Choices, with_labels
+from rbm.distillation.auto.run import Chosen, choose, searched_for, with_logits
 from rbm.distillation.finish import REPORT_SECONDS, draws, finish, sizes_of, summary_of
 from rbm.distillation.neighbor_labels import uses_neighbor_labels
-from rbm.distillation.registry import METHODS, Method, check_hidden_layer, check_teacher_of
+from rbm.distillation.registry import METHODS, Method
+from rbm.distillation.request import Request, check_request
 from rbm.distillation.result import Distillation
-from rbm.distillation.run_graph import named_after_graph
-from rbm.distillation.run_inputs import check_inputs, choices_of, hashes
+from rbm.distillation.run_inputs import check_inputs, hashes
 from rbm.distillation.source import is_ahead_of_teacher, outputs_of_labels
 from rbm.distillation.task import DistillationTask, Encoder, TrainedStudent, check_student, columns_of
 from rbm.distillation.verdict import LABELS_ALONE, judge
-from rbm.teachers import TEACHERS, check_teacher
-from rbm.teachers.neighbor_sampling import check_sampling
-from rbm.teachers.outputs import TeacherOutputs, check_logits, check_module, warn_of_flat_soft_labels
+from rbm.teachers.outputs import TeacherOutputs, warn_of_flat_soft_labels
 from rbm.teachers.prepare import outputs_of_given, prepare_teacher
-from rbm.training.run_folder import RunFolder, check_has_folder, open_run
-from rbm.training.tensorboard import check_tensorboard, events
+from rbm.training.run_folder import RunFolder, open_run
+from rbm.training.tensorboard import events
 from rbm.utils.arguments import check_flags
 from rbm.utils.cache import Cache, cache_or_temporary
 from rbm.utils.distributed import broadcast_from_rank0, is_main_process, on_main_process
-from rbm.utils.files import as_path
 from rbm.utils.precision import fast_float32
 from rbm.utils.progress import Progress, console_for
 from rbm.utils.repeatable import deterministic, plain_modes
-from rbm.utils.suggestions import did_you_mean
 from rbm.utils.timings import Timings
-
-DEFAULT_METHODS = ("mlp", "rbm")
 
 
 @plain_modes()
@@ -139,204 +123,92 @@ def distill(
         FileExistsError, FileNotFoundError: the folder already has a run, or has none to resume.
         BlockingIOError: another process has the folder open.
     """
-    timings, named = Timings(), teacher if isinstance(teacher, str) else None
+    timings = Timings()
     check_flags(auto=auto, features_only=features_only, resume=resume, overwrite=overwrite)
     check_flags(measure_latency=measure_latency, tensorboard=tensorboard, plots=plots or False)
-    config, teacher = _named(config, teacher)
     warn = folder is not None or console is not None  # also without a terminal, but not for each trial of a search
     console = console_for(console)
-    if not isinstance(encodings, Iterable):
-        raise TypeError(f"encodings is {encodings!r}, expected a list of tensors, such as encodings=[positions]")
-    if features_only:
-        if len(encodings):
-            raise ValueError(f"features_only is True and encodings holds {len(encodings)}; expected one of them")
-        config = without_encodings(config)
-    folder = None if folder is None else as_path("folder", folder)
-    before = choices_of(folder if resume else None, auto)
-    methods = (before.methods or DEFAULT_METHODS) if methods is None else methods
-    labels_alone = before.labels_alone if labels_alone is None else labels_alone
-    check_flags(labels_alone=labels_alone)
-    _check_arguments(config, methods, teacher, encodings)
-    seconds = budget_in_seconds(auto, budget, encodings)
-    requested, methods = tuple(methods), with_labels(methods, labels_alone)
-    keep = before.keep if keep is None and before.keep in methods else keep
-    if keep is not None and keep not in methods:
-        raise ValueError(f"keep is {keep!r}, expected one of {', '.join(methods)}, which this run trains")
-    asked = Choices(requested, keep, labels_alone)
-    check_has_folder(folder, resume=resume, overwrite=overwrite, plots=plots, tensorboard=tensorboard)
-    if tensorboard:
-        check_tensorboard()
-    _check_graph(data, config, warn=warn)
-    for place, own in enumerate(encodings):
-        own_encoding(own, place, data.num_nodes)  # checked before the teacher is trained
-    config = named_after_graph(config, data, folder if resume else None)
-    classes, split = num_classes(data), split_for(config, data, unseen_fraction=unseen_fraction)
-    given = _given(teacher, config, split, classes, methods)
-    _check_sizes(config, methods, split)
-    outputs = None
-    if given is not None:  # asked before a run folder is made or replaced, since its answer may not fit
+    request = check_request(
+        data,
+        teacher,
+        config=config,
+        methods=methods,
+        keep=keep,
+        labels_alone=labels_alone,
+        auto=auto,
+        budget=budget,
+        encodings=encodings,
+        features_only=features_only,
+        folder=folder,
+        resume=resume,
+        overwrite=overwrite,
+        unseen_fraction=unseen_fraction,
+        tensorboard=tensorboard,
+        plots=plots,
+        warn=warn,
+    )
+    outputs, chosen = None, None
+    if request.teacher is not None:  # asked before a run folder is made or replaced, since its answer may not fit
         with timings.measured("teacher"), deterministic(), fast_float32(data.x.device):
-            outputs = outputs_of_given(given, split, classes)
-    chosen: Chosen | None = None
+            outputs = outputs_of_given(request.teacher, request.split, request.classes)
     with ExitStack() as opened:
         if auto:
-            if isinstance(given, Tensor):
-                data, teacher, named = with_logits(data, given), None, "logits"
-            config = config.updated({"teacher": {"name": named}}) if named else config
             cache = opened.enter_context(cache_or_temporary(cache))  # the run reuses encodings of the search
-            chosen = choose(
-                distill,
-                data,
-                teacher,
-                config,
-                teacher_name=named,
-                methods=(keep,) if keep in requested else requested,
-                asked=asked,
-                budget=seconds,
-                folder=folder,
+            request, chosen = _search(
+                request,
                 resume=resume,
                 overwrite=overwrite,
                 cache=cache,
                 unseen_fraction=unseen_fraction,
                 console=console,
                 features_only=features_only,
-                reserve=REPORT_SECONDS if folder is not None and draws(plots) else 0.0,
+                reserve=REPORT_SECONDS if request.folder is not None and draws(plots) else 0.0,
             )
-            config, resume, overwrite = chosen.config, folder is not None, False
-            given = given if isinstance(given, Tensor) else _given(teacher, config, split, classes, methods)
+            resume, overwrite = request.folder is not None, False
             timings["search"] = {"seconds": round(chosen.seconds, 3)}
         kept, progress = Cache(cache), Progress(console if is_main_process() else None, warn=warn)
         run = None
-        if folder is not None:
-            place = open_run(folder, config, resume=resume, overwrite=overwrite)
+        if request.folder is not None:
+            place = open_run(request.folder, request.config, resume=resume, overwrite=overwrite)
             run = on_main_process(lambda: opened.enter_context(place))
-            now = partial(hashes, data, given, encodings, unseen_fraction)
-            on_main_process(lambda: check_inputs(run, now(), asked, split.graph, resume))
-        progress.say(sizes_of(split.graph, classes))
-
+            now = partial(hashes, request.data, request.teacher, encodings, unseen_fraction)
+            on_main_process(lambda: check_inputs(run, now(), request.asked, request.split.graph, resume))
+        progress.say(sizes_of(request.split.graph, request.classes))
         with deterministic(), fast_float32(data.x.device), events(run) if tensorboard and run else nullcontext():
-            outputs, trained, facts = _train(
-                outputs, split, config, classes, methods, encodings, run, kept, progress, timings
-            )
-            search = chosen.outcome if chosen else read_chosen(folder)
-            name = config.teacher.name if given is None else "given"
-            facts |= {"searched_for": searched_for(search), "teacher": name}
-            verdict = broadcast_from_rank0(lambda: judge(split, outputs.soft_labels, trained, requested, keep, **facts))
-            if search:
-                verdict["search"] = search
-
-        found = Distillation(
-            students={method: trained_student.student for method, trained_student in trained.items()},
-            method=verdict["kept"],
-            teacher=outputs.module,
-            teacher_logits=outputs.logits,
-            split=split,
-            encodings={method: trained_student.encodings for method, trained_student in trained.items()},
-            summary={
-                **summary_of(config, split.graph, classes, {"name": name, **outputs.result}, outputs.module, trained),
-                "verdict": verdict,
-            },
-            timings=timings,
-            config=config,
-            trials=chosen.rows if chosen else None,
-        )
-        finish(found, trained, run, data, latency=measure_latency, plots=plots, progress=progress)
+            outputs, trained, facts = _train(request, outputs, run, kept, progress, timings)
+            verdict = _verdict(request, outputs, trained, chosen.outcome if chosen else None, facts)
+        found = _result(request, outputs, trained, verdict, chosen, timings)
+        finish(found, trained, run, request.data, latency=measure_latency, plots=plots, progress=progress)
     return found
 
 
-def _named(config: Config | None, teacher: nn.Module | Tensor | str | None) -> tuple[Config, nn.Module | Tensor | None]:
-    """The configuration with the name of the teacher to train, and the teacher if one is given."""
-    if not isinstance(config, Config | None):
-        remedy = "; use rbm.Config().updated(config)" if isinstance(config, dict) else ""
-        raise TypeError(f"config is a {type(config).__name__}, expected an rbm.Config or None{remedy}")
-    if not isinstance(teacher, nn.Module | Tensor | str | None):
-        remedy = "; use torch.as_tensor(teacher)" if isinstance(teacher, np.ndarray) else ""
-        raise TypeError(
-            f"teacher is a {type(teacher).__name__}, expected a torch.nn.Module, a tensor of logits, a name or None"
-            f"{remedy}"
-        )
-    if not isinstance(teacher, str):
-        return config or Config(), teacher
-    config = config or Config().updated(teacher_settings(teacher))
-    return config.updated({"teacher": {"name": teacher}}), None
-
-
-def _given(
-    teacher: nn.Module | Tensor | None, config: Config, split: GraphSplit, classes: int, methods: Sequence[str]
-) -> nn.Module | Tensor | None:
-    """The given teacher, checked, also against the methods: a module or logits (possibly from the graph); None if a
-    teacher is to be trained.
+def _search(request: Request, **options: Any) -> tuple[Request, Chosen]:
+    """Search for a configuration. Returns the request with the chosen one; ``options`` are those of
+    :func:`rbm.distillation.auto.run.choose`.
     """
-    if teacher is None and config.teacher.name == "logits":
-        teacher = split.graph.get("teacher_logits")
-        if teacher is None:
-            raise ValueError(
-                "teacher is 'logits' but the graph holds none; set data.teacher_logits ([nodes, classes]), or name"
-                " another"
-            )
-    if teacher is None:
-        check_teacher(config.teacher.name)
-        check_sampling(config)
-        check_teacher_of(methods, TEACHERS[config.teacher.name])
-    elif isinstance(teacher, Tensor):
-        check_logits(teacher, split.graph.num_nodes, classes)
-        check_teacher_of(methods, None)
-    else:
-        check_module(teacher)
-        check_teacher_of(methods, type(teacher))
-    if teacher is not None and not hasattr(teacher, "embed"):
-        check_hidden_layer(methods, config)
-    return teacher
-
-
-def _check_arguments(
-    config: Config, methods: Sequence[str], teacher: nn.Module | Tensor | None, encodings: Sequence[Tensor]
-) -> None:
-    if isinstance(methods, str):
-        raise TypeError(f"methods is {methods!r}, expected a list of names; use methods={methods.split(',')}")
-    if not isinstance(methods, Iterable):
-        raise TypeError(f"methods is {methods!r}, expected a list of names, such as methods=['mlp', 'rbm']")
-    unknown = [name for name in methods if name not in METHODS]
-    if not methods or unknown or len(set(methods)) < len(methods):
-        hint = did_you_mean(str(unknown[0]), METHODS) if unknown else ""
-        raise ValueError(f"methods is {list(methods)}, expected one or more of {', '.join(METHODS)}, each once{hint}")
-    if config.evaluate_on == "validation" and (isinstance(teacher, Tensor) or len(encodings)):
-        raise ValueError(
-            "evaluate_on is 'validation', which takes nodes away, and logits or encodings are given for all nodes;"
-            " train a teacher, pass a module, or set data.teacher_logits and teacher='logits'"
-        )
-
-
-def _check_graph(data: Data, config: Config, *, warn: bool) -> None:
-    """Raise an error if the graph is not valid; with ``warn``, also log what is unusual about it."""
-    validate_data(data)
-    if config.undirected and not is_undirected(data.edge_index, num_nodes=data.num_nodes):
-        raise ValueError(
-            "undirected is for graphs that rbm reads from files, and data has an edge without its reverse; use"
-            " torch_geometric.transforms.ToUndirected()(data)"
-        )
-    if warn and is_main_process():
-        warn_of_graph(data)
-
-
-def _check_sizes(config: Config, methods: Sequence[str], split: GraphSplit) -> None:
-    nodes = split.observed.num_nodes
-    if "rbm" in methods and config.rbm.num_experts > nodes:
-        raise ValueError(
-            f"rbm.num_experts is {config.rbm.num_experts} but the observed graph has {nodes} nodes;"
-            " use at most as many experts as nodes"
-        )
-    if "sign" in methods:
-        check_hops(split.graph.num_nodes, split.graph.num_features, config.sign.hops)
+    teacher, name, config = request.teacher, request.teacher_name, request.config
+    if isinstance(teacher, Tensor):
+        request = replace(request, data=with_logits(request.data, teacher))
+        teacher, name = None, "logits"
+    asked = request.asked
+    chosen = choose(
+        distill,
+        request.data,
+        teacher,
+        config.updated({"teacher": {"name": name}}) if name else config,
+        teacher_name=name,
+        methods=(asked.keep,) if asked.keep in asked.methods else asked.methods,
+        asked=asked,
+        budget=request.budget,
+        folder=request.folder,
+        **options,
+    )
+    return request.after_search(chosen.config), chosen
 
 
 def _train(
+    request: Request,
     given: TeacherOutputs | None,
-    split: GraphSplit,
-    config: Config,
-    classes: int,
-    methods: Sequence[str],
-    encodings: Sequence[Tensor],
     run: RunFolder | None,
     cache: Cache,
     progress: Progress,
@@ -345,9 +217,10 @@ def _train(
     """Train the teacher if the outputs of none are ``given``, then the students.
 
     Returns:
-        The teacher's outputs; the students by method, in the order of ``methods``; and ``neighbors`` and ``source``,
+        The teacher's outputs; the students by method, in the order of the request; and ``neighbors`` and ``source``,
         which say what the students learned from, as arguments of :func:`rbm.distillation.verdict.judge`.
     """
+    split, config, classes, methods = request.split, request.config, request.classes, request.methods
     outputs = given
     if outputs is None:
         with timings.measured("teacher"):
@@ -356,7 +229,7 @@ def _train(
         timings["teacher"]["cached"] = True
     if progress.warn and is_main_process():
         warn_of_flat_soft_labels(outputs, split)
-    encode = Encoder(split, classes, config.seed, cache, list(encodings), progress, timings)
+    encode = Encoder(split, classes, config.seed, cache, list(request.encodings), progress, timings)
     if any("encoding" in METHODS[method].sections for method in methods):
         encode(config.encoding)
     neighbors, source = uses_neighbor_labels(split, config), "teacher"
@@ -386,3 +259,46 @@ def _train_student(method: Method, task: DistillationTask) -> TrainedStudent:
         raise TypeError(f"method {method.title} returned a {type(trained).__name__}, expected a TrainedStudent")
     check_student(type(trained.student))
     return trained
+
+
+def _verdict(
+    request: Request,
+    outputs: TeacherOutputs,
+    trained: dict[str, TrainedStudent],
+    search: dict[str, Any] | None,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """The verdict of :func:`rbm.distillation.verdict.judge`, with the outcome of a search if there was one, also before
+    the run was resumed.
+    """
+    search = search or read_chosen(request.folder)
+    facts |= {"searched_for": searched_for(search), "teacher": request.teacher_in_results}
+    asked = request.asked
+    verdict = broadcast_from_rank0(
+        lambda: judge(request.split, outputs.soft_labels, trained, asked.methods, asked.keep, **facts)
+    )
+    return verdict | ({"search": search} if search else {})
+
+
+def _result(
+    request: Request,
+    outputs: TeacherOutputs,
+    trained: dict[str, TrainedStudent],
+    verdict: dict[str, Any],
+    chosen: Chosen | None,
+    timings: Timings,
+) -> Distillation:
+    config, graph, classes = request.config, request.split.graph, request.classes
+    teacher = {"name": request.teacher_in_results, **outputs.result}
+    return Distillation(
+        students={method: of.student for method, of in trained.items()},
+        method=verdict["kept"],
+        teacher=outputs.module,
+        teacher_logits=outputs.logits,
+        split=request.split,
+        encodings={method: of.encodings for method, of in trained.items()},
+        summary={**summary_of(config, graph, classes, teacher, outputs.module, trained), "verdict": verdict},
+        timings=timings,
+        config=config,
+        trials=chosen.rows if chosen else None,
+    )

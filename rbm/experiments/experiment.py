@@ -12,8 +12,8 @@ from rbm.config import PRESETS, PROTOCOLS, SETTINGS, Config
 from rbm.config.presets import preset_config
 from rbm.config.section import Section
 from rbm.datasets import dataset_name
-from rbm.distillation.distill import DEFAULT_METHODS
 from rbm.distillation.registry import METHODS, check_teacher_of
+from rbm.distillation.request import DEFAULT_METHODS
 from rbm.teachers import TEACHERS, check_teacher
 from rbm.utils.files import read_yaml
 
