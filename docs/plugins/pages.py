@@ -23,6 +23,9 @@ ELSEWHERE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md
     f"operators/{path.parent.name}.md": f"rbm_kernels/ops/{path.parent.name}/README.md"
     for path in sorted(ROOT.glob("rbm_kernels/ops/*/README.md"))
 }
+ELSEWHERE |= {"performance/summary.md": "benchmarks/NOTES.md"} | {
+    f"performance/{path.name}": f"benchmarks/notes/{path.name}" for path in sorted(ROOT.glob("benchmarks/notes/*.md"))
+}
 # Pictures that stand beside their data.
 PICTURES = ("benchmarks/results/large_graph.png",)
 _LINK = re.compile(r"\[([^\]]+)\]\(([^):]+)\)")
