@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from benchmarks.measure.harness import relative_error
 from benchmarks.measure.shapes import ROUTINGS, Problem, Shape, Workload, clear_rows
-from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, TunedRbMLayer, ffn_peers, libraries, peers
+from benchmarks.peers import SortedRbMLayer, SplitRbMLayer, TunedRbMLayer, cpu_servers, ffn_peers, libraries, peers
 from benchmarks.peers.experts import grouped_mm, sort_pairs, sorted_addmm
 from benchmarks.peers.ffn import eager_ffn
 from benchmarks.report import tables
@@ -186,6 +186,20 @@ def test_installed_libraries_are_right(name, kind, device):
     if missing:
         pytest.skip(missing[0])
     assert_right(libraries.usable(kind)[name], kind, Workload(Shape(40, 32, 16, 4, 2), "float32"))
+
+
+@pytest.mark.parametrize(("name", "precision"), [("vllm", "float32"), ("ggml", "float32"), ("ggml", "bfloat16")])
+def test_experts_of_servers_are_right(name, precision):
+    """On a CPU, with the packed weights and the number of rows of a previous call; they have no backward pass."""
+
+    def peer(x: Tensor, up: Tensor, down: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
+        found = cpu_servers.prepared(up, down)
+        if name not in found:
+            pytest.skip(f"{name} is not at hand (RBM_PEER_LIBRARIES)")
+        found[name](x[:3], gates[:3], experts[:3])
+        return found[name](x, gates, experts)
+
+    assert_right(peer, "ffn", Workload(Shape(40, 64, 32, 4, 2), precision), backward=False)
 
 
 def test_missing_libraries_are_named_with_their_reason(monkeypatch):
