@@ -23,7 +23,7 @@ Tensor few_rows_at_once(
   Scratch<Acc> copies;
   const Routing<T> routing =
       routing_of<T>(x, memory, k, temperature, inverse_norms, copies, gates, experts.get(), gates + rows * k);
-  route_in_parallel(routing, rows);
+  route_in_parallel(routing, rows, kMultiplicationsOfThread);
 
   PairsByExpert pairs(rows, k, num_experts);
   pairs.list(experts.get(), 0, rows);
