@@ -15,7 +15,7 @@ import torch
 import rbm
 from rbm.config import Config
 from rbm.distillation import distill as distillation
-from rbm.distillation import registry
+from rbm.distillation import registry, request
 from rbm.training.run_folder import RunFolder
 
 RUNS = Path(__file__).parent / "runs_of_0_1_0"
@@ -86,7 +86,8 @@ METHODS["copycat"] = Method("Copycat", ("teacher", "glnn"), learn_copycat)
 
 def test_a_former_plugin_trains_what_glnn_trains(monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
-    monkeypatch.setattr(distillation, "METHODS", registry.METHODS)
+    for module in (distillation, request):
+        monkeypatch.setattr(module, "METHODS", registry.METHODS)
     monkeypatch.setattr(importlib.import_module("rbm.methods"), "METHODS", registry.METHODS)
     exec(FORMER_PLUGIN, {})
     config = Config().updated({"teacher": {"max_epochs": 3}, "glnn": {"max_epochs": 3}})

@@ -93,7 +93,7 @@ def test_a_resumed_run_of_an_earlier_version_keeps_its_name(small_graph, tmp_pat
 
 
 def test_without_a_configuration_a_named_teacher_has_its_own_settings(small_graph, monkeypatch):
-    monkeypatch.setattr(sys.modules["rbm.distillation.distill"], "teacher_settings", {"gcn": QUICK}.get)
+    monkeypatch.setattr(sys.modules["rbm.distillation.request"], "teacher_settings", {"gcn": QUICK}.get)
     expected = Config().updated(QUICK | {"dataset": OWN_GRAPH}).updated({"teacher": {"name": "gcn"}})
     assert run(small_graph, teacher="gcn", config=None).config == expected
 
