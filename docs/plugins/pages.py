@@ -19,12 +19,15 @@ from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Page of the site -> the file that it is.
-ELSEWHERE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"} | {
-    f"operators/{path.parent.name}.md": f"rbm_kernels/ops/{path.parent.name}/README.md"
-    for path in sorted(ROOT.glob("rbm_kernels/ops/*/README.md"))
-}
-ELSEWHERE |= {"performance/summary.md": "benchmarks/NOTES.md"} | {
-    f"performance/{path.name}": f"benchmarks/notes/{path.name}" for path in sorted(ROOT.glob("benchmarks/notes/*.md"))
+ELSEWHERE = {
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "performance/summary.md": "benchmarks/NOTES.md",
+    **{f"performance/{path.name}": f"benchmarks/notes/{path.name}" for path in ROOT.glob("benchmarks/notes/*.md")},
+    **{
+        f"operators/{path.parent.name}.md": f"rbm_kernels/ops/{path.parent.name}/README.md"
+        for path in ROOT.glob("rbm_kernels/ops/*/README.md")
+    },
 }
 # Pictures that stand beside their data.
 PICTURES = ("benchmarks/results/large_graph.png",)
