@@ -1,6 +1,6 @@
 """A small transformer whose feed-forward networks are mixtures of experts: trained, observed, compiled and served.
 
-    pip install 'rbm-kernels[export]' && python examples/digits_transformer.py [FOLDER]
+    pip install -e '.[export]' && python examples/digits_transformer.py [FOLDER]
 
 Each handwritten digit of scikit-learn is cut into 16 patches, which are the tokens. In both blocks, ``RbMFeedForward``
 replaces the two linear layers of a transformer: each token is routed to 2 of 8 experts. K-means initialises the memory.

@@ -1,6 +1,6 @@
 """FusedRbMLayer in a model without a graph: handwritten digits in any of four orientations.
 
-    pip install rbm-kernels && python examples/rotated_digits.py
+    pip install -e . && python examples/rotated_digits.py
 
 A digit looks different in each orientation, so no single linear map classifies them all well. ``FusedRbMLayer`` routes
 each image to the 2 of 24 linear maps with the most similar memory vectors. It is compared with one linear map, and with

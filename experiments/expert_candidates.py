@@ -3,7 +3,7 @@
     rbm --plugin experiments/expert_candidates.py experiment experiments/searches/experts_untried.yaml --root PATH
 
 All start routing with the function that pretraining ended with, like ``start_1``, the control, which has no other
-change. ``CANDIDATES`` describes each change at its name; docs/experts.md has the results.
+change. ``CANDIDATES`` describes each change at its name; docs/experts-evidence.md has the results.
 """
 
 import math

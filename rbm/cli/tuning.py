@@ -52,7 +52,10 @@ def tune(
     config: ConfigFile = None,
     set_: Assignments = None,
     space: Annotated[
-        Path | None, typer.Option(help="YAML file with choices or a range per setting (default: the paper's space).")
+        Path | None,
+        typer.Option(
+            help="YAML file with choices or a range per setting (default: the method's; for rbm, the paper's)."
+        ),
     ] = None,
     trials: Annotated[int, typer.Option(help="Number of trials, including the starting point.")] = 20,
     jobs: Annotated[int, typer.Option(help="Number of parallel trials.")] = 1,
