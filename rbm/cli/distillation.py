@@ -47,8 +47,8 @@ def distill(
         str | None,
         typer.Option(
             help="Students to train, of mlp, rbm, moe, ensemble, glnn, krd, nosmog, cohop, hgmd, tined, tined_plus,"
-            " simmlp, vqgraph, sign and trees; the run folder keeps all of them (default: mlp,rbm; with --resume,"
-            " those of the run).",
+            " simmlp, vqgraph, sign, trees and labels; the run folder keeps all of them (default: mlp,rbm; with"
+            " --resume, those of the run).",
             rich_help_panel=STUDENTS,
         ),
     ] = None,

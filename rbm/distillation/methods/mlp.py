@@ -1,4 +1,4 @@
-"""The plain student: an MLP with RbM's recipe and, by default, its shape. It shows the effect of the mixture."""
+"""The plain student: an MLP with RbM's recipe and, by default, its shape, that RbM is compared with."""
 
 from dataclasses import replace
 
