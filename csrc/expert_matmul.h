@@ -38,7 +38,7 @@ inline void check_grad(const Checks& check, const Tensor& grad, const Tensor& x,
 }
 
 namespace cpu {
-// The order of the rows is for the CUDA kernels; here each panel lists its rows by expert itself.
+// The order of the rows is for the CUDA kernels; here each thread lists its rows by expert.
 using Order = const std::optional<Tensor>&;
 
 Tensor expert_matmul(

@@ -17,7 +17,8 @@
 
 All of them are ``torch.ops.rbm.*`` operators: they trace with ``torch.compile(fullgraph=True)``, can be exported, and
 never synchronise with the host. The device of the arguments selects the implementation. Operators with packed weights
-do not trace: their format depends on the processor. Pack and quantise weights outside of traced functions.
+do not trace: their format depends on the processor. On a GPU, ``packed_network`` reads its sizes from the device. Pack
+and quantise weights outside of traced functions.
 
 Kernels compute first-order reverse-mode derivatives. Higher-order derivatives, forward mode and the ``torch.func``
 transforms use the same formulas in eager PyTorch, at ``E / k`` times the work. ``vmap`` passes the rows of all slices

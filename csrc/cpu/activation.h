@@ -83,8 +83,9 @@ template <int kBytes, typename Acc>
 RBM_INLINE void activate_vector(
     Activation activation, const typename Lanes<Acc, kBytes>::Vector& factors,
     typename Lanes<Acc, kBytes>::Vector& numbers) {
+  using Vector = typename Lanes<Acc, kBytes>::Vector;
   switch (activation) {
-    case Activation::kRelu: numbers = numbers < 0 ? numbers * 0 : numbers; break;  // keeps NaN
+    case Activation::kRelu: numbers = numbers < 0 ? Vector{} : numbers; break;  // keeps NaN
     case Activation::kGelu: gelu<kBytes, Acc>(numbers); break;
     case Activation::kSilu: silu<kBytes, Acc>(numbers); break;
     case Activation::kSwiglu:

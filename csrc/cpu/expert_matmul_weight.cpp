@@ -96,6 +96,7 @@ std::tuple<Tensor, Tensor> expert_matmul_backward_weight(
     const Tensor& grad_any, const Tensor& x_any, const Tensor& gates_any, const Tensor& experts_any,
     int64_t num_experts, bool with_bias) {
   const Checks check("expert_matmul_backward_weight");
+  check.dtype("x", x_any, {ScalarType::Double, ScalarType::Float, ScalarType::BFloat16, ScalarType::Half});
   check.shape("x", x_any, {kAnySize, kAnySize}, "rows by features");
   check.shape("grad", grad_any, {kAnySize, kAnySize}, "rows by outputs");
   check_grad(check, grad_any, x_any, grad_any.size(1));

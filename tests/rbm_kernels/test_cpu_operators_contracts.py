@@ -250,3 +250,10 @@ def test_bad_arguments_are_named():
                 with pytest.raises(RuntimeError, match=f"rbm::{operator.__name__}: ") as raised:
                     operator(**{**arguments, name: wrong})
                 assert any(f" {other} " in f" {raised.value} " for other in arguments), raised.value
+
+
+def test_integers_instead_of_rows_and_gradient():
+    """The two have one dtype, so each by itself was right: integers were read as float32."""
+    rows, gates, experts = torch.ones(4, 3, dtype=torch.int32), torch.ones(4, 1), torch.zeros(4, 1, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="rbm::expert_matmul_backward_weight: x has dtype int32, expected float64"):
+        ops.expert_matmul_backward_weight(rows, rows, gates, experts, 1)

@@ -8,6 +8,7 @@ import torch
 from routed_problems import of_other_strides
 
 from rbm_kernels import cosine_topk, pack_experts, packed_feed_forward
+from rbm_kernels.checks import accumulation_dtype
 from rbm_kernels.ops.packed_experts import reference as packing
 from rbm_kernels.ops.packed_feed_forward import op
 from rbm_kernels.ops.packed_feed_forward.reference import ACTIVATIONS
@@ -79,6 +80,15 @@ def test_activations_of_all_numbers(activation, dtype):
     wanted = ACTIVATIONS[activation][0](inputs.double().expand(-1, width)).to(dtype)
     unit = 4e-7 if dtype == torch.float32 else 1e-14
     torch.testing.assert_close(y, wanted, rtol=unit, atol=unit)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_relu_of_minus_infinity_is_zero(dtype):
+    """A bias of minus infinity turns a hidden feature off, as in training; it became NaN."""
+    one, off = torch.ones(1, 1, 1, dtype=dtype), torch.full((1, 1), -torch.inf, dtype=dtype)
+    memory = one[0].to(accumulation_dtype(one))
+    y = packed_feed_forward(one[0], memory, pack_experts(one, off), pack_experts(one, one[0]), 1, 1, 1, "relu")
+    assert torch.equal(y, one[0])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
