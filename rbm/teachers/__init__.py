@@ -1,9 +1,11 @@
 """Teachers: graph neural networks whose predictions a student learns from."""
 
 import inspect
+import platform
 from typing import Any
 
 import torch
+import torch_geometric
 from torch import nn
 from torch_geometric.data import Data
 
@@ -50,11 +52,21 @@ def build_teacher(
     Raises:
         ValueError: the name is unknown.
         TypeError: the name is a plugin's, and its class takes other arguments.
+        RuntimeError: PyTorch Geometric does not run on this version of Python.
     """
     check_teacher(name)
     given = (in_channels, hidden_channels, out_channels, num_layers, dropout, norm)
     _check_constructor(name, given, further)
-    return TEACHERS[name](*given, **further)
+    try:
+        return TEACHERS[name](*given, **further)
+    except TypeError as error:
+        if "_eval_type" not in str(error):
+            raise
+        # A private function of Python's typing, which PyTorch Geometric calls for every convolution.
+        raise RuntimeError(
+            f"teacher {name!r} cannot be built: torch-geometric {torch_geometric.__version__} does not run on Python"
+            f" {platform.python_version()} ({error}); use an older Python, or a newer torch-geometric"
+        ) from error
 
 
 def _check_constructor(name: str, given: tuple[Any, ...], further: dict[str, Any]) -> None:

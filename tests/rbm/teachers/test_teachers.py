@@ -291,6 +291,17 @@ def test_a_teacher_of_a_plugin_that_does_not_fit_is_named(small_graph, monkeypat
         build_configured_teacher(Config().updated({"teacher": {"name": "mine"}}), split_graph(small_graph), 3)
 
 
+def test_a_python_without_pytorch_geometric_is_named(monkeypatch):
+    """Regression test: on Python 3.15, `rbm distill` ended with a missing argument of `_eval_type` (PyG 2.8)."""
+
+    def fail(*_arguments):
+        raise TypeError("_eval_type() missing 1 required positional argument: 'type_params'")
+
+    monkeypatch.setattr(GraphSAGE, "make_conv", staticmethod(fail))
+    with pytest.raises(RuntimeError, match=r"teacher 'sage' cannot be built: torch-geometric .* use an older Python"):
+        build_teacher("sage", 12, 3, hidden_channels=8)
+
+
 def test_the_check_of_a_teacher_of_a_plugin_draws_no_random_numbers(small_graph, monkeypatch):
     class Noisy(OfAPlugin):
         def forward(self, x, edge_index):
