@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbm_kernels import expert_order
+from rbm_kernels.ops.expert_order.op import binomials
 from rbm_kernels.ops.expert_order.reference import set_rank
 
 
@@ -24,6 +25,12 @@ def test_rank_numbers_all_sets_and_neighbours_differ_by_one_expert(num_experts, 
     assert sorted(rank.tolist()) == list(range(comb(num_experts, k)))
     in_order = [set(row) for row in sets[rank.argsort()].tolist()]
     assert all(len(a & b) == k - 1 for a, b in pairwise(in_order))
+
+
+def test_binomials_without_the_function_of_the_library():
+    assert binomials(60, 60) == [comb(60, size) for size in range(61)]
+    assert binomials(3, 5) == [1, 3, 3, 1, 0, 0]
+    assert binomials(0, 0) == [1]
 
 
 def test_rank_ignores_the_order_within_a_row():

@@ -10,7 +10,6 @@ loads pause at the end of each slice. Rows of odd width are read element by elem
 This takes registers, so such widths have smaller tiles of their own in half precision.
 """
 
-from math import comb
 from operator import index
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from rbm_kernels._launching import prepared
 from rbm_kernels.checks import MOST_SIZE
 from rbm_kernels.ops.expert_order import pass_columns
-from rbm_kernels.ops.expert_order.op import ranks_fit
+from rbm_kernels.ops.expert_order.op import binomials, ranks_fit
 
 # Features of the bias that the backward kernel multiplies at once: the minimum tile size of a matrix instruction.
 UNION_BLOCK = 16
@@ -290,9 +289,9 @@ def rows_times_union(rows: int, num_experts: int, size: int) -> int:
     is more than ``s``, the others hardly vary within a tile, and the union stays below ``size - m + n``. Uses integers
     only, so that the compiler can trace it with a symbol for the rows.
     """
-    spanned = tile_rows(rows) * comb(num_experts, size)
+    spanned = tile_rows(rows) * binomials(num_experts, size)[-1]
     below = [(m, (m + 1) * (num_experts + 1) // (size + 1) - 1) for m in range(1, size)]
-    most = next((size - m + n for m, n in below if comb(n, m) * rows >= spanned), num_experts)
+    most = next((size - m + n for m, n in below if binomials(n, m)[-1] * rows >= spanned), num_experts)
     return min(size * rows + spanned, most * rows)
 
 

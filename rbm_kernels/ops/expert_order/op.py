@@ -1,7 +1,6 @@
 """``torch.ops.rbm.expert_order``: schema, checks, fake implementation. Integers in, integers out: no derivative."""
 
 from itertools import pairwise
-from math import comb
 from typing import NamedTuple
 
 import torch
@@ -40,9 +39,17 @@ def pass_columns(k: int, passes: int) -> list[slice]:
     return [slice(first, last) for first, last in pairwise(ends)]
 
 
+def binomials(n: int, most: int) -> list[int]:
+    """The numbers of sets of 0, 1, ... ``most`` of ``n`` things."""
+    sets = [1]  # torch 2.15 cannot trace math.comb on Python 3.15
+    for size in range(most):
+        sets.append(sets[size] * (n - size) // (size + 1))
+    return sets
+
+
 def widest_number(num_experts: int, k: int) -> int:
     """The largest number in the computation of a rank: the sum of at most k binomials, or one before its division."""
-    return max(comb(num_experts, size) for size in range(k + 1)) * num_experts
+    return max(binomials(num_experts, k)) * num_experts
 
 
 def ranks_fit(num_experts: int, k: int) -> bool:
@@ -116,7 +123,7 @@ def _eager(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Ten
     _check(experts, num_experts, block_m)
     checks.check_indices("expert_order", "experts", experts, num_experts)
     top_k = experts.shape[1]
-    if max(comb(num_experts, size) for size in range(top_k + 1)) > 2**63 - 1:
+    if max(binomials(num_experts, top_k)) > 2**63 - 1:
         raise RuntimeError(
             f"rbm::expert_order: there are more than 2^63 sets of {top_k} of {num_experts} experts, too many to rank:"
             " order them in several passes"
