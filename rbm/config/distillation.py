@@ -84,7 +84,7 @@ class EncodingConfig(Section):
 
     deepwalk: bool = True
     label_propagation: bool = False
-    walk_length: Count = 50
+    walk_length: Annotated[int, Field(ge=2, le=10_000)] = 50
     walks_per_node: Count = 5
     window_size: Count = 5
     epochs: Count = 1

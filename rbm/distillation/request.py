@@ -25,6 +25,7 @@ from rbm.distillation.run_inputs import choices_of
 from rbm.teachers import TEACHERS, check_teacher
 from rbm.teachers.neighbor_sampling import check_sampling
 from rbm.teachers.outputs import check_logits, check_module
+from rbm.teachers.prepare import check_configured_teacher
 from rbm.training.run_folder import check_has_folder
 from rbm.training.tensorboard import check_tensorboard
 from rbm.utils.arguments import check_flags
@@ -168,6 +169,7 @@ def _given_teacher(
         check_teacher(config.teacher.name)
         check_sampling(config)
         check_teacher_of(methods, TEACHERS[config.teacher.name])
+        check_configured_teacher(config, split, classes)
     elif isinstance(teacher, Tensor):
         check_logits(teacher, split.graph.num_nodes, classes)
         check_teacher_of(methods, None)

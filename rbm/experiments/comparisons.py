@@ -97,6 +97,11 @@ def kinds(rows: list[dict[str, str]], column: str = "test_at_best_val") -> dict[
     return dict(found)
 
 
+def _share_runs(first: Cells, second: Cells) -> bool:
+    """Whether both have a cell with a seed in common."""
+    return any(first[cell].keys() & second[cell].keys() for cell in first.keys() & second.keys())
+
+
 def gains_table(rows: list[dict[str, str]], against: str, column: str = "test_at_best_val") -> str:
     """A Markdown table with the gain of each kind of student over the kind ``against``, in points over all cells.
 
@@ -109,7 +114,7 @@ def gains_table(rows: list[dict[str, str]], against: str, column: str = "test_at
     found = kinds(rows, column)
     if against not in found:
         raise ValueError(f"against is {against!r}, expected one of these kinds of row: {'; '.join(found)}")
-    others = [kind for kind in found if kind not in (against, "teacher") and found[kind].keys() & found[against].keys()]
+    others = [kind for kind in found if kind not in (against, "teacher") and _share_runs(found[kind], found[against])]
     if not others:
         raise ValueError(f"against is {against!r}, but no other student has rows of its graphs, settings and seeds")
     gains = [gain(found[kind], found[against]) for kind in others]

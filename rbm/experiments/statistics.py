@@ -75,7 +75,7 @@ def paired_test(first: dict[int, float], second: dict[int, float]) -> Paired:
     differences = [without_rounding(first[seed] - second[seed]) for seed in seeds]
     mean = without_rounding(statistics.fmean(differences))
     if min(differences) == max(differences):  # without spread the test statistic is undefined
-        return Paired(mean, 1.0 if mean == 0 else float("nan"), len(seeds))
+        return Paired(mean, 1.0 if mean == 0 and len(seeds) > 1 else float("nan"), len(seeds))
     return Paired(mean, float(ttest_1samp(differences, 0.0).pvalue), len(seeds))
 
 

@@ -78,7 +78,8 @@ def percent(runs: Runs, column: str) -> Summary | None:
 def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) -> str:
     """Markdown: for each dataset and setting, the accuracies of the paper's RbM, ours, other methods and the teacher.
 
-    Cells are means ± sample standard deviations over seeds. *Test* is at the epoch with the best validation accuracy.
+    Cells are means ± sample standard deviations over the seeds of RbM; a model that lacks some of them says how many
+    it has. *Test* is at the epoch with the best validation accuracy.
     *Best test*, the maximum over epochs, is the protocol of the paper's code. It looks at test labels, and is shown
     only for comparison with the paper's figure.
 
@@ -93,7 +94,6 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
         if not rbm:
             continue
         teachers = groups.get(group._replace(variant=""), {}).get("teacher", {})
-        teachers = {seed: row for seed, row in teachers.items() if seed in rbm}
         paper = published(group)
         others = {method: groups[group].get(method, {}) for method in methods if method != "rbm"}
         difference, p = _difference(rbm, mlp)
@@ -106,10 +106,10 @@ def main_table(rows: list[dict[str, str]], methods: Iterable[str] = ("mlp",)) ->
                 "RbM, best test": _cell(percent(rbm, "test_max")),
                 "**RbM, test**": f"**{_cell(percent(rbm, 'test_at_best_val'))}**",
                 **{
-                    f"{title_of(name).removesuffix(' student')}, test": _cell(percent(runs, "test_at_best_val"))
+                    f"{title_of(name).removesuffix(' student')}, test": _cell_beside(rbm, runs)
                     for name, runs in others.items()
                 },
-                "teacher, test": _cell(percent(teachers, "test_at_best_val")),
+                "teacher, test": _cell_beside(rbm, teachers),
                 "RbM - MLP": difference,
                 "p": p,
             }
@@ -164,6 +164,13 @@ def _in_order(names: dict[Group, str]) -> Callable[[Group], tuple[int, str, int]
 
 def _cell(summary: Summary | None) -> str:
     return "" if summary is None else str(summary)
+
+
+def _cell_beside(rbm: Runs, runs: Runs) -> str:
+    """The test accuracy of another model over the seeds of RbM, with their number if it has fewer."""
+    shared = {seed: row for seed, row in runs.items() if seed in rbm}
+    cell = _cell(percent(shared, "test_at_best_val"))
+    return cell if len(shared) in (0, len(rbm)) else f"{cell}, {len(shared)} seed{'s' * (len(shared) > 1)}"
 
 
 def _difference(first: Runs, second: Runs) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from rbm.training.run_folder import RunFolder
 from rbm.training.selection import EpochLimits, Selection, split_accuracies
 from rbm.training.time_limit import current_limit
 from rbm.utils.cache import Cache
-from rbm.utils.distributed import broadcast_from_rank0, is_main_process
+from rbm.utils.distributed import broadcast_from_rank0, forked, is_main_process
 from rbm.utils.plugins import checksum_of_own_code
 from rbm.utils.progress import Progress
 
@@ -171,14 +171,9 @@ def share_training(
 def build_configured_teacher(config: Config, split: GraphSplit, classes: int) -> Teacher:
     """Build the untrained teacher of the configuration on the graph's device."""
     section, attention = config.teacher, config.attention
-    shape = {name: getattr(section, name) for name in ("hidden_channels", "num_layers", "dropout", "norm")}
-    if section.name in ATTENTION_TEACHERS:
-        shape |= {name: getattr(attention, name) for name in ("heads", "input_dropout", "edge_dropout")}
-    if section.name == "revgat":
-        shape["groups"] = attention.groups
     shows_labels = section.name in ATTENTION_TEACHERS and attention.label_input
     features = split.graph.num_features + (classes if shows_labels else 0)
-    teacher = build_teacher(section.name, features, classes, **shape)
+    teacher = build_teacher(section.name, features, classes, **_settings(config))
     if isinstance(teacher, LabelPropagation):
         teacher.register_labels(training_labels(split))
     if shows_labels:
@@ -188,6 +183,37 @@ def build_configured_teacher(config: Config, split: GraphSplit, classes: int) ->
     if not isinstance(teacher, Teacher):
         check_untrained(teacher, split.observed, classes)
     return teacher
+
+
+def check_configured_teacher(config: Config, split: GraphSplit, classes: int) -> None:
+    """Raise the errors of :func:`build_configured_teacher`, for a known teacher, before a run folder is replaced.
+
+    Raises:
+        TypeError: the teacher is a plugin's and does not fit, see :func:`rbm.teachers.outputs.check_untrained`.
+        ValueError: likewise, or the teacher cannot have its settings.
+    """
+    name = config.teacher.name
+    if not TEACHERS[name].__module__.startswith("rbm."):
+        with forked():
+            build_configured_teacher(config, split, classes)
+        return
+    try:
+        with torch.device("meta"):  # its weights may take most of the memory
+            build_teacher(name, 1, 1, **_settings(config))
+    except ValueError as error:  # begins with the name of a setting, without its section
+        section = "attention" if hasattr(config.attention, str(error).partition(":")[0]) else "teacher"
+        raise ValueError(f"{section}.{error}") from None
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """The settings of the configuration that its teacher is built with."""
+    section, attention = config.teacher, config.attention
+    settings = {name: getattr(section, name) for name in ("hidden_channels", "num_layers", "dropout", "norm")}
+    if section.name in ATTENTION_TEACHERS:
+        settings |= {name: getattr(attention, name) for name in ("heads", "input_dropout", "edge_dropout")}
+    if section.name == "revgat":
+        settings["groups"] = attention.groups
+    return settings
 
 
 def training_labels(split: GraphSplit) -> tuple[Tensor, Tensor]:

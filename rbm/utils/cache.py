@@ -34,6 +34,7 @@ class Cache:
 
     Raises:
         FileExistsError: the folder is a file.
+        NotADirectoryError, PermissionError: it does not exist and cannot be made.
         ValueError: its path is not UTF-8.
     """
 
@@ -43,7 +44,9 @@ class Cache:
         if self.folder is None:
             return
         check_utf8("cache", self.folder)
-        if self.folder.exists() and not self.folder.is_dir():
+        if not self.folder.exists():  # known before a run begins; a folder that may only be read serves known results
+            _check_writable(self.folder)
+        elif not self.folder.is_dir():
             raise FileExistsError(f"cache is {folder}, which is a file; expected a folder")
 
     def tensors(
@@ -93,7 +96,11 @@ class Cache:
 
 @contextmanager
 def cache_or_temporary(folder: Path | str | None) -> Iterator[Path]:
-    """The folder of a cache, or a temporary one if there is none: what is computed inside is then shared only there."""
+    """The folder of a cache, or a temporary one if there is none: what is computed inside is then shared only there.
+
+    Raises the errors of :class:`Cache`.
+    """
+    Cache(folder)
     with nullcontext(folder) if folder is not None else TemporaryDirectory(prefix="rbm-") as found:
         yield as_path("cache", found)
 
@@ -101,7 +108,7 @@ def cache_or_temporary(folder: Path | str | None) -> Iterator[Path]:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Keep other processes from computing ``path``, and remove the lock afterwards, even after a failure."""
-    check_writable(f"cache {path.parent}", path.parent, "name another by --cache, or allow it")
+    _check_writable(path.parent)
     lock = path.with_name(f".{path.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):  # released by the system if the process is killed
@@ -112,6 +119,10 @@ def _alone(path: Path) -> Iterator[None]:
                 lock.unlink()  # a waiting process finds the result, or computes it
             with suppress(OSError):  # empty only if computing its first file failed
                 path.parent.rmdir()
+
+
+def _check_writable(folder: Path) -> None:
+    check_writable(f"cache {folder}", folder, "name another by --cache, or allow it")
 
 
 def _read(path: Path) -> Entry | None:

@@ -21,9 +21,10 @@ walk coordinates as inputs, adversarial features and similarity to the teacher's
 
 Differences from the released code (scottjiao/TINED_ICML25): the best epoch is that of the best validation accuracy, not
 of the lowest validation loss, and patience counts from the first epoch, whereas the code does not stop in the first
-half of the epochs. An operation with zero energy before or after it is ignored, whereas the code takes a logarithm of
-one. Batches are shuffled. Teachers can be ``sage``, ``gcn``, ``appnp`` and ``mlp``. The student always has the width
-and the number of layers of the teacher, whatever ``inflate`` is.
+half of the epochs. An operation with zero energy before or after it is ignored, whereas the code takes one for
+the logarithm of the student's squared ratio. Batches are shuffled and of equal size, so that an epoch leaves out the
+remaining nodes; in the code, the last batch is smaller. Teachers can be ``sage``, ``gcn``, ``appnp`` and ``mlp``. The
+student always has the width and the number of layers of the teacher, whatever ``inflate`` is.
 """
 
 from typing import Any

@@ -205,6 +205,7 @@ def test_assignments():
         ({"krd": {"draw": "all"}}, "krd.draw is 'all', expected one of expectation, sample"),
         ({"nosmog": {"adversarial_eps": 0}}, "nosmog.adversarial_eps is 0, expected a positive number"),
         ({"nosmog": {"encoding": {"fill": "x"}}}, "nosmog.encoding.fill is 'x', expected one of observed_mean, all"),
+        ({"encoding": {"walk_length": 1}}, "encoding.walk_length is 1, expected between 2 and 10000"),
         ({"vqgraph": {"tokenizer": {"codebook_size": 0}}}, "vqgraph.tokenizer.codebook_size is 0, expected between 1"),
         (
             {"tined_plus": {"encoding": {"hierarchical_softmax": False, "negative": 0}}},

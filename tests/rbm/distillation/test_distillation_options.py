@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from killed_runs import killed_and_resumed
+from torch import nn
 from torch_geometric.data import Data
 
 import rbm
@@ -16,6 +17,7 @@ from rbm.distillation.methods.rbm import RbMTrainer, annealed_decay
 from rbm.distillation.trainer import StudentTrainer, student_inputs
 from rbm.nn import losses
 from rbm.nn.students import MLPStudent, RbMStudent
+from rbm.teachers import TEACHERS
 from rbm.teachers.outputs import TeacherOutputs, outputs_from_logits, outputs_from_module
 
 QUICK = {
@@ -57,6 +59,38 @@ OPTIONS = {
 @pytest.fixture
 def quick() -> Config:
     return Config().updated(QUICK)
+
+
+class OneClass(nn.Module):
+    """A plugin's teacher, whose answer has too few columns."""
+
+    def __init__(self, in_channels, *others):
+        super().__init__()
+        self.linear = nn.Linear(in_channels, 1)
+
+    def forward(self, x, edge_index):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_layers": 1}, r"^teacher\.num_layers: got 1, expected at least 2"),
+        ({"name": "revgat", "hidden_channels": 7}, r"^attention\.groups: got 2, .* a divisor of hidden_channels=7"),
+        ({"name": "mine"}, r"a OneClass, which returned a tensor \[60, 1\], expected .* \[60, 3\]"),
+    ],
+)
+def test_settings_that_a_teacher_cannot_have_leave_the_run(
+    small_graph, quick, tmp_path, monkeypatch, settings, message
+):
+    monkeypatch.setitem(TEACHERS, "mine", OneClass)
+    (tmp_path / "run.json").write_text('{"format": 1, "files": ["summary.json"]}')
+    (tmp_path / "summary.json").write_text("{}")
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match=message):
+        rbm.distill(small_graph, config=quick.updated({"teacher": settings}), folder=tmp_path, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "summary.json"}
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])

@@ -89,6 +89,12 @@ def test_the_table_names_cells_and_joint_mean(tmp_path):
     assert found.output == gains_table(ROWS, "mlp")
 
 
+def test_a_student_without_a_common_seed_has_no_line():
+    assert gains_table([*ROWS, row("cora", "glnn", "", 9, 0.7)], "mlp") == gains_table(ROWS, "mlp")
+    with pytest.raises(ValueError, match=r"against is .glnn., but no other student has rows of its graphs"):
+        gains_table([*ROWS, row("cora", "glnn", "", 9, 0.7)], "glnn")
+
+
 def test_a_wrong_kind_lists_those_that_there_are(tmp_path):
     with pytest.raises(ValueError, match=r"against is .moe., expected one of these kinds of row: mlp; t"):
         gains_table(ROWS, "moe")

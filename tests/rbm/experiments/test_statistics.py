@@ -121,6 +121,7 @@ def test_paired_test_agrees_with_hand_arithmetic():
     assert (test.difference, test.count) == (2.0, 3)
     assert test.p == pytest.approx(0.0742, abs=1e-4), "t = 2 / (1 / sqrt(3)) with two degrees of freedom"
     assert paired_test({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}).p == 1.0
+    assert np.isnan(paired_test({0: 1.0}, {0: 1.0}).p), "one pair does not show that there is no difference"
     rounded = paired_test({0: 81.15, 1: 81.57}, {0: 80.0, 1: 80.42})
     assert np.isnan(rounded.p), "equal differences but for rounding: a p of 0.000 would be an artefact"
     with pytest.raises(ValueError, match="no seed in common"):

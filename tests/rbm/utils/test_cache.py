@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rbm.utils.cache import Cache
+from rbm.utils.cache import Cache, cache_or_temporary
 from rbm.utils.tensor_files import fingerprint, read_sealed, sealed
 
 WANTS = """
@@ -89,6 +89,16 @@ def test_a_damaged_file_is_made_anew(tmp_path):
     path.write_bytes(path.read_bytes()[:10])
     assert Cache(tmp_path).tensors("walk", {}, [], compute)["b"].item() == 2
     assert Cache(tmp_path).tensors("walk", {}, [], compute)["b"].item() == 2
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"cache .*x: .*file is a file, expected a folder; name another"):
+        Cache(tmp_path / "file" / "x")
+    with pytest.raises(NotADirectoryError), cache_or_temporary(tmp_path / "file" / "x"):
+        pytest.fail("a search would have replaced the run")
+    Cache(tmp_path / "new" / "folder")
+    assert not (tmp_path / "new").exists(), "it is made when the first file is written"
 
 
 def test_a_failure_leaves_nothing(tmp_path):
