@@ -6,6 +6,10 @@ Distillation into MLPs, ICML 2023).
 The pairs are each node with itself and with its neighbours. The first epochs use all pairs; later epochs draw
 neighbours with probability ``1 - d_u ^ power``, anew in each epoch (:mod:`rbm.distillation.reliability`). Full batch,
 features only.
+
+Differences from the released code (LirongWu/RKD): an epoch draws with the exponent that the epochs before it have
+learned, whereas the code learns and then draws in the same epoch. With ``krd.reliability.update_every`` above one, on
+ogbn-arxiv, the code also keeps a draw until the next update.
 """
 
 from typing import Any
