@@ -133,7 +133,7 @@ NO_YAML = {
     [
         ('{"a": ' + "9" * 5000 + "}", "is not valid JSON: it has a whole number of thousands of digits"),
         ('{"a": ', "is not valid JSON: Expecting value"),
-        ("[" * 50_000, "is nested too deeply"),
+        ("[" * 200_000, "is nested too deeply"),
         ("[1]", "holds list, expected names and values"),
         ("\xe9", "is not text in UTF-8"),
     ],
