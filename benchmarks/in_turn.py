@@ -28,7 +28,14 @@ def workloads() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
 
     import rbm
     import rbm_kernels
+    from rbm.nn.students import RbMStudent
 
+    # As wide as Cora, and as many words per row.
+    student = RbMStudent(1433, 128, 7, num_experts=EXPERTS, top_k=TOP_K).eval()
+    with torch.inference_mode():
+        for count in (1, 64, 2708):
+            words = (torch.rand(count, 1433) < 0.0127).float()
+            yield "student, bags of words", "float32", count, partial(student, words)
     sizes = {"num_experts": EXPERTS, "top_k": TOP_K}
     for dtype in DTYPES:
 

@@ -239,16 +239,19 @@ RBM_AVX512_BF16 __attribute__((noinline)) void pair_tile(
 #endif
 
 // outer_tile or pair_tile, by the type of the operands.
-template <int kBytes, int kRows, int kVectors, int kPanels, typename Operand, typename Stored, typename Vector>
+template <
+    int kBytes, int kRows, int kVectors, int kPanels, typename Operand, typename Stored, typename Vector,
+    typename Places = EveryPlace>
 RBM_INLINE void product_tile(
     const Operand* const* left, int64_t left_stride, const Stored* const* panels, int64_t right_stride, int64_t count,
-    Vector (&sums)[kRows][kPanels * kVectors]) {
+    Vector (&sums)[kRows][kPanels * kVectors], const Places& places = {}) {
   if constexpr (std::is_same_v<Operand, BFloat16Pair>) {
+    static_assert(std::is_same_v<Places, EveryPlace>);
 #if defined(__x86_64__)
     pair_tile<kRows, kVectors, kPanels>(left, left_stride, panels, right_stride, count, reinterpret_cast<float*>(sums));
 #endif
   } else {
-    outer_tile<kBytes, kRows, kVectors, kPanels>(left, left_stride, panels, right_stride, count, sums);
+    outer_tile<kBytes, kRows, kVectors, kPanels>(left, left_stride, panels, right_stride, count, sums, places);
   }
 }
 

@@ -13,7 +13,7 @@ namespace rbm::cpu {
 enum class Weights : int64_t { kFloat32 = 0, kInt8 = 1 };
 enum class Norm : int64_t { kNone = 0, kAffine = 1, kLayer = 2 };
 
-constexpr int64_t kNetworkMark = 0x31574e4d4252;  // "RBMNW1"
+constexpr int64_t kNetworkMark = 0x32574e4d4252;  // "RBMNW2"
 constexpr int64_t kNowhere = -1;
 constexpr int64_t kAlignment = 64;
 
@@ -25,6 +25,7 @@ struct StoredLayer {
   int64_t over_all;         // whether the softmax of the gates runs over all experts
   Norm norm;
   int64_t activates;  // whether the layer ends with ReLU
+  int64_t is_finite;  // whether all float32 weights of experts and router are
   double temperature, eps;
   int64_t experts, memory, router, scale, shift;
 };

@@ -40,21 +40,27 @@ RBM_INLINE void with_last_vectors(int64_t vectors, const Act& act) {
 // The right side comes from the L2 cache, and hardware prefetching is too late.
 constexpr int64_t kPrefetchRows = 16;
 
-// sums[r][p * kVectors + v] += the sum of left[r][i * left_stride] * panels[p][i][v] over i, for vectors v.
-// panels[p][i] is at `panels[p] + i * right_stride`.
-template <int kBytes, int kRows, int kVectors, int kPanels, typename Acc, typename Stored>
+// The inner dimension from its first place to its last.
+struct EveryPlace {
+  int64_t operator[](int64_t i) const { return i; }
+};
+
+// sums[r][p * kVectors + v] += the sum of left[r][i * left_stride] * panels[p][i][v] over the first `count` places i,
+// for vectors v. panels[p][i] is at `panels[p] + i * right_stride`. A list of places has kPrefetchRows more than count.
+template <int kBytes, int kRows, int kVectors, int kPanels, typename Acc, typename Stored, typename Places = EveryPlace>
 RBM_INLINE void outer_tile(
     const Acc* const* left, int64_t left_stride, const Stored* const* panels, int64_t right_stride, int64_t count,
-    typename Lanes<Acc, kBytes>::Vector (&sums)[kRows][kPanels * kVectors]) {
+    typename Lanes<Acc, kBytes>::Vector (&sums)[kRows][kPanels * kVectors], const Places& places = {}) {
   using L = Lanes<Acc, kBytes>;
   constexpr int kAll = kPanels * kVectors;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t place = 0; place < count; ++place) {
+    const int64_t i = places[place], ahead = places[place + kPrefetchRows];
     typename L::Vector columns[kAll];
     const auto at = [&](int v, int64_t row) {
       return panels[v / kVectors] + row * right_stride + v % kVectors * L::kCount;
     };
 #pragma GCC unroll 8
-    for (int v = 0; v < kAll; ++v) __builtin_prefetch(at(v, i + kPrefetchRows));
+    for (int v = 0; v < kAll; ++v) __builtin_prefetch(at(v, ahead));
 #pragma GCC unroll 8
     for (int v = 0; v < kAll; ++v) L::load(columns[v], at(v, i));
 #pragma GCC unroll 8

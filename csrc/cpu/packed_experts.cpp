@@ -102,6 +102,8 @@ void serve(
   const int64_t outputs = layer.experts.outputs, features = layer.experts.features, padded = sizes.padded(outputs);
   const int64_t num_experts = layer.experts.num_experts, top_k = layer.routing.top_k;
   Workplace<T, Operand> own(layer, most, padded);
+  std::optional<FeatureList> list;
+  if (layer.leaves_out_zeros) list.emplace(features);
   for (RowRange part = take(); part.count > 0; part = take()) {
     const int64_t first = part.first, rows = part.count;
     const GivenPairs<T>* const given = layer.given;
@@ -129,6 +131,7 @@ void serve(
         .first_expert = 0,
         .last_expert = num_experts,
         .own_rows = layer.reads_hidden() && top_k > 1,
+        .list = list ? &*list : nullptr,
     };
     if (layer.reads_hidden()) {
       product.row_stride = hidden_bytes<T>(features) / sizeof(Row);
@@ -210,8 +213,9 @@ void answer(const PackedLayer<T>& layer, int64_t rows) {
   const PackedSizes sizes = PackedSizes::of<Accumulation<T>>();
   const PackedExperts<T>& experts = layer.experts;
   const int64_t routed = layer.is_routed ? experts.num_experts : 0, panels = divisible_panels(layer, sizes);
+  const int64_t multiplied = layer.leaves_out_zeros ? ceil_div(experts.features, kMostlyZero) : experts.features;
   const int64_t multiplications =
-      rows * (layer.routing.top_k * sizes.padded(experts.outputs) + routed) * experts.features;
+      rows * (layer.routing.top_k * sizes.padded(experts.outputs) * multiplied + routed * experts.features);
   const Call call;
   const Split split = Split::of(call, rows, multiplications, experts.outputs, panels);
   RowQueue queue(rows, split.rows, experts.num_experts, layer.routing.top_k);

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "bfloat16_pairs.h"
+#include "feature_list.h"
 #include "pairs.h"
 
 namespace rbm::cpu {
@@ -52,6 +53,7 @@ struct PackedProduct {
   int64_t first_expert, last_expert;  // those that are multiplied
   bool own_rows = false;              // whether rows are [n k, D]: one for each pair, by its index
   const Pair* own_sums = nullptr;     // the first of the pairs that have a row of sums each; otherwise, rows have
+  const FeatureList* list = nullptr;  // of rows that are mostly zero
 
   const Row* row_of(const Pair& pair) const { return rows + (own_rows ? pair.index : pair.row) * row_stride; }
   Acc* sums_of(const Pair& pair) const { return sums + (own_sums ? &pair - own_sums : pair.row) * sum_stride; }
@@ -80,11 +82,11 @@ RBM_INLINE void load_biases(const T* const* panels, bool begins, Vector (&totals
 }
 
 // A tile: kRows pairs, kPanels panels that are `panel_stride` numbers apart, each of kVectors vectors; `inner` operands
-// of the features from operand `first` on.
-template <int kBytes, int kRows, int kVectors, int kPanels, typename T, typename Operand>
+// of the features from operand `first` on, at these places.
+template <int kBytes, int kRows, int kVectors, int kPanels, typename T, typename Operand, typename Places>
 RBM_INLINE void packed_tile(
     const Operand* const* rows, const T* panel, int64_t panel_stride, int64_t first, int64_t inner,
-    const Accumulation<T>* gates, Accumulation<T>* const* sums) {
+    const Accumulation<T>* gates, Accumulation<T>* const* sums, const Places& places) {
   using L = Lanes<Accumulation<T>, kBytes>;
   using Weight = typename PackedProduct<T, Operand>::Weight;
   constexpr int kAll = kVectors * kPanels;
@@ -103,7 +105,7 @@ RBM_INLINE void packed_tile(
 #pragma GCC unroll 8
     for (int v = 0; v < kAll; ++v) totals[r][v] = biases[v];
   }
-  product_tile<kBytes, kRows, kVectors, kPanels>(rows, 1, weights, kWidth, inner, totals);
+  product_tile<kBytes, kRows, kVectors, kPanels>(rows, 1, weights, kWidth, inner, totals, places);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -128,11 +130,11 @@ constexpr int panels_at_once() {
 #endif
 }
 
-// kRows pairs of an expert, the operands [first, first + inner) of the features, the columns [column, last).
-template <int kBytes, int kRows, typename T, typename Operand>
+// kRows pairs of an expert, `inner` operands of the features from operand `first` on, the columns [column, last).
+template <int kBytes, int kRows, typename T, typename Operand, typename Places>
 RBM_INLINE void multiply_packed_rows(
     const PackedProduct<T, Operand>& p, int64_t expert, const Pair* pairs, int64_t first, int64_t inner, int64_t column,
-    int64_t last) {
+    int64_t last, const Places& places) {
   using Acc = Accumulation<T>;
   constexpr int kVectors = tile_vectors<kBytes>(), kPanels = panels_at_once<kBytes, kRows>();
   constexpr int64_t kCount = Lanes<Acc, kBytes>::kCount, kWidth = panel_width<Acc, kBytes>();
@@ -155,29 +157,30 @@ RBM_INLINE void multiply_packed_rows(
   const int64_t stride = height * kWidth;
   if constexpr (kPanels > 1) {
     for (; column + kPanels * kWidth <= last; step(kPanels * kWidth)) {
-      packed_tile<kBytes, kRows, kVectors, kPanels>(rows, matrix + column * height, stride, first, inner, gates, sums);
+      packed_tile<kBytes, kRows, kVectors, kPanels>(
+          rows, matrix + column * height, stride, first, inner, gates, sums, places);
     }
   }
   for (; column + kWidth <= last; step(kWidth)) {
-    packed_tile<kBytes, kRows, kVectors, 1>(rows, matrix + column * height, stride, first, inner, gates, sums);
+    packed_tile<kBytes, kRows, kVectors, 1>(rows, matrix + column * height, stride, first, inner, gates, sums, places);
   }
   with_last_vectors<kBytes>((last - column) / kCount, [&]<int kVectors>() __attribute__((always_inline)) {
-    packed_tile<kBytes, kRows, kVectors, 1>(rows, matrix + column * height, 0, first, inner, gates, sums);
+    packed_tile<kBytes, kRows, kVectors, 1>(rows, matrix + column * height, 0, first, inner, gates, sums, places);
   });
 }
 
-template <int kBytes, typename T, typename Operand>
+template <int kBytes, typename T, typename Operand, typename Places = EveryPlace>
 RBM_INLINE void packed_tile_of(
     const PackedProduct<T, Operand>& p, int64_t expert, const Pair* pairs, int64_t rows, int64_t first, int64_t inner,
-    int64_t column, int64_t last) {
+    int64_t column, int64_t last, const Places& places = {}) {
   static_assert(kTileRows == 6);
   switch (rows) {
-    case 6: return multiply_packed_rows<kBytes, 6>(p, expert, pairs, first, inner, column, last);
-    case 5: return multiply_packed_rows<kBytes, 5>(p, expert, pairs, first, inner, column, last);
-    case 4: return multiply_packed_rows<kBytes, 4>(p, expert, pairs, first, inner, column, last);
-    case 3: return multiply_packed_rows<kBytes, 3>(p, expert, pairs, first, inner, column, last);
-    case 2: return multiply_packed_rows<kBytes, 2>(p, expert, pairs, first, inner, column, last);
-    default: return multiply_packed_rows<kBytes, 1>(p, expert, pairs, first, inner, column, last);
+    case 6: return multiply_packed_rows<kBytes, 6>(p, expert, pairs, first, inner, column, last, places);
+    case 5: return multiply_packed_rows<kBytes, 5>(p, expert, pairs, first, inner, column, last, places);
+    case 4: return multiply_packed_rows<kBytes, 4>(p, expert, pairs, first, inner, column, last, places);
+    case 3: return multiply_packed_rows<kBytes, 3>(p, expert, pairs, first, inner, column, last, places);
+    case 2: return multiply_packed_rows<kBytes, 2>(p, expert, pairs, first, inner, column, last, places);
+    default: return multiply_packed_rows<kBytes, 1>(p, expert, pairs, first, inner, column, last, places);
   }
 }
 
@@ -227,6 +230,20 @@ RBM_INLINE void packed_row_of(const PackedProduct<T, Operand>& p) {
   if (found == 1) packed_row<kBytes, 1, kVectors>(row, panels, features, gates, p.sums);
 }
 
+// packed_tile_of with the features that are not zero in all rows of the tile, if these are at most half of them:
+// weights in the order of a list take longer than in that of memory. Returns whether they are.
+template <int kBytes>
+RBM_INLINE bool multiply_listed(
+    const PackedProduct<float, float>& p, int64_t expert, const Pair* pairs, int64_t rows, int64_t first, int64_t inner,
+    int64_t column, int64_t last) {
+  const float* of_tile[kTileRows];
+  for (int64_t r = 0; r < rows; ++r) of_tile[r] = p.row_of(pairs[r]) + first;
+  const int64_t found = p.list->list(of_tile, rows, inner);
+  if (2 * found > inner) return false;
+  packed_tile_of<kBytes>(p, expert, pairs, rows, first, found, column, last, p.list->places());
+  return true;
+}
+
 // All pairs, panels [first_panel, last_panel). The order in which products are added depends on neither of them, so a
 // row's result is the same, bit for bit, in every batch.
 template <int kBytes, typename T, typename Operand>
@@ -240,7 +257,7 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T, Operand>& p, int64_
   p.clear(begin, end);
   const int64_t steps = operands_of<Operand>(p.experts.features);
   const int64_t blocks = std::max<int64_t>(1, ceil_div(steps, kMostInner)), block = ceil_div(steps, blocks);
-  if (p.count == 1 && !p.own_rows && !p.own_sums && begin == 0 && end <= kWidth && blocks == 1) {
+  if (p.count == 1 && !p.own_rows && !p.own_sums && !p.list && begin == 0 && end <= kWidth && blocks == 1) {
     if (end == kWidth) return packed_row_of<kBytes, tile_vectors<kBytes>()>(p);
     const int64_t vectors = end / Lanes<Acc, kBytes>::kCount;
     return with_last_vectors<kBytes>(
@@ -252,7 +269,7 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T, Operand>& p, int64_
     if (count == 0) continue;
     // Tiles of nearly equal height: a tile of a single row would take as long as a tile of four.
     const int64_t height = count / tiles, higher = count % tiles;
-    const int64_t columns = tiles == 1 ? end - begin : kWidth;
+    const int64_t columns = tiles == 1 || p.list ? end - begin : kWidth;
     for (int64_t i = 0; i < blocks; ++i) {
       const int64_t first = i * block, inner = std::min(block, steps - first);
       for (int64_t column = begin; column < end; column += columns) {
@@ -260,7 +277,11 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T, Operand>& p, int64_
         const Pair* of_tile = pairs;
         for (int64_t tile = 0; tile < tiles; ++tile) {
           const int64_t rows = height + (tile < higher);
-          packed_tile_of<kBytes>(p, expert, of_tile, rows, first, inner, column, last);
+          bool is_done = false;
+          if constexpr (std::is_same_v<PackedProduct<T, Operand>, PackedProduct<float, float>>) {
+            is_done = p.list && multiply_listed<kBytes>(p, expert, of_tile, rows, first, inner, column, last);
+          }
+          if (!is_done) packed_tile_of<kBytes>(p, expert, of_tile, rows, first, inner, column, last);
           of_tile += rows;
         }
       }

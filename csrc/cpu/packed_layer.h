@@ -32,6 +32,7 @@ struct PackedLayer {
   T* y;  // [B, y_stride]; if a row has room for whole vectors, these are written past the last output
   int64_t y_stride;
   const GivenPairs<T>* given = nullptr;  // of the routing's members, num_experts and top_k are used then
+  bool leaves_out_zeros = false;         // of rows that are mostly zero; only if all weights are finite
 
   bool reads_hidden() const { return given && !given->writes; }
   bool writes_hidden() const { return given && given->writes; }

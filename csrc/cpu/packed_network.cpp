@@ -48,6 +48,7 @@ RBM_CLONES void finish(
 
 void answer_layer(const StoredNetwork& network, const StoredLayer& s, const Answers& a) {
   const bool is_routed = s.memory != kNowhere;
+  const bool leaves_out_zeros = s.is_finite != 0 && are_mostly_zero(a.x, a.x_stride, a.rows, s.inputs);
   Scratch<float> addresses, inverse_norms, copies;
   Routing<float> routing = no_routing<float>();
   if (is_routed) {
@@ -65,7 +66,8 @@ void answer_layer(const StoredNetwork& network, const StoredLayer& s, const Answ
               .is_routed = false,
               .experts{network.at<float>(s.router), 1, s.inputs, s.router_features},
               .y = addresses.get(),
-              .y_stride = routed_stride},
+              .y_stride = routed_stride,
+              .leaves_out_zeros = leaves_out_zeros},
           a.rows);
     }
     inverse_norms = scratch<float>(s.num_experts);
@@ -106,7 +108,8 @@ void answer_layer(const StoredNetwork& network, const StoredLayer& s, const Answ
             .is_routed = is_routed,
             .experts{network.at<float>(s.experts), s.num_experts, s.inputs, s.outputs},
             .y = a.y,
-            .y_stride = a.y_stride},
+            .y_stride = a.y_stride,
+            .leaves_out_zeros = leaves_out_zeros},
         a.rows);
   }
   if (s.norm == Norm::kNone && s.activates == 0) return;

@@ -95,6 +95,52 @@ def test_what_is_not_finite_stays_in_its_row():
     assert torch.equal(y[[i for i in range(9) if i != 4]], expected[[i for i in range(9) if i != 4]])
 
 
+MOSTLY_ZERO = {
+    "linear": lambda: [linear(600, H, relu=True), linear(H, N)],
+    "routed": lambda: [routed(600, H, **norm("layer", H)), routed(H, N)],
+    "learned routers": lambda: [learned(600, 130, relu=True), linear(130, N)],
+    "one layer": lambda: [routed(600, N)],
+    "blocks of features": lambda: [routed(2300, H, relu=True), linear(H, N)],
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("network", MOSTLY_ZERO.values(), ids=MOSTLY_ZERO.keys())
+def test_rows_that_are_mostly_zero(network):
+    """Weights of features that are zero are not read, which changes no bit."""
+    layers = network()
+    features = layers[0].in_features
+    x = torch.randn(41, features) * (torch.rand(41, features) < 0.02)
+    x[3] = 0
+    x[4, 0] = x[5, -1] = 1
+    packed = pack_network(layers)
+    y = packed_network(x, packed, N)
+    expected = reference.packed_network(x, reference.pack_network(layers))
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    for size in (1, 2, 7, 20):
+        assert torch.equal(torch.cat([packed_network(part, packed, N) for part in x.split(size)]), y)
+    # The first rows of a sample decide for the batch. Dense rows among others fill some tiles.
+    for dense in (slice(0, 1), slice(20, 26)):
+        mixed = x.clone()
+        mixed[dense] = 1
+        others = [i for i in range(41) if i not in range(41)[dense]]
+        assert torch.equal(packed_network(mixed, packed, N)[others], y[others])
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+@pytest.mark.parametrize("router", [False, True])
+def test_a_weight_that_is_not_finite_counts_for_zeros_too(number, router):
+    layer = learned(100, N)
+    (layer.router[0] if router else layer.weight)[..., 7] = number
+    x = torch.zeros(3, 100)
+    x[:, 3] = 1
+    y = packed_network(x, pack_network([layer]), N)
+    expected = reference.packed_network(x, reference.pack_network([layer]))
+    assert expected.isnan().all()
+    assert y.isnan().all()
+
+
 @pytest.mark.native
 def test_no_other_bytes_are_taken_for_a_network():
     """Each number of the head, replaced by others, is refused or harmless: nothing is read beyond the bytes."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MARK = 0x31574E4D4252
+MARK = 0x32574E4D4252
 NOWHERE = -1
 ALIGNMENT = 64
 NORMS = ("none", "affine", "layer")
@@ -63,6 +63,7 @@ class StoredLayer(NamedTuple):
     over_all: int
     norm: int
     activates: int
+    is_finite: int
     temperature: float
     eps: float
     experts: int
@@ -72,7 +73,7 @@ class StoredLayer(NamedTuple):
     shift: int
 
 
-_HEAD, _LAYER = struct.Struct("=2q"), struct.Struct("=9q2d5q")
+_HEAD, _LAYER = struct.Struct("=2q"), struct.Struct("=10q2d5q")
 
 
 def write(layers: Sequence[NetworkLayer], pack: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
@@ -105,6 +106,7 @@ def write(layers: Sequence[NetworkLayer], pack: Callable[[Tensor, Tensor | None]
                 over_all=layer.over_all,
                 norm=NORMS.index(layer.norm),
                 activates=layer.relu,
+                is_finite=not is_int8 and _are_finite(layer.weight, *(layer.router or ())),
                 temperature=layer.temperature,
                 eps=layer.eps,
                 experts=add(layer.weight if is_int8 else pack(layer.weight, layer.bias)),
@@ -120,6 +122,10 @@ def write(layers: Sequence[NetworkLayer], pack: Callable[[Tensor, Tensor | None]
         first, part = parts.pop()
         network[first : first + len(part)] = part
     return network
+
+
+def _are_finite(*weights: Tensor | None) -> bool:
+    return all(weight is None or bool(weight.isfinite().all()) for weight in weights)
 
 
 def read(network: Tensor) -> list[StoredLayer]:
