@@ -34,7 +34,8 @@ def workloads() -> Iterator[tuple[str, str, int, Callable[[], object]]]:
     student = RbMStudent(1433, 128, 7, num_experts=EXPERTS, top_k=TOP_K).eval()
     with torch.inference_mode():
         for count in (1, 64, 2708):
-            yield "student, bags of words", "float32", count, partial(student, (torch.rand(count, 1433) < 0.0127).float())
+            words = (torch.rand(count, 1433) < 0.0127).float()
+            yield "student, bags of words", "float32", count, partial(student, words)
             yield "student, no zeros", "float32", count, partial(student, torch.randn(count, 1433))
     sizes = {"num_experts": EXPERTS, "top_k": TOP_K}
     for dtype in DTYPES:
