@@ -53,6 +53,7 @@ def test_the_page_shows_the_rows_that_are_kept():
     training = note("training")
     assert epoch_seconds.markdown(rows) in training
     pages = {"in_turn.csv": "feed_forward", "in_turn_sums.csv": "feed_forward", "in_turn_routing.csv": "routing"}
+    pages["in_turn_zeros.csv"] = "layer"
     for name, page in pages.items():
         with (here / "results" / name).open(newline="") as file:
             assert in_turn.markdown([*csv.DictReader(file)]) in note(page)
