@@ -28,7 +28,7 @@ bool are_mostly_zero(const T* x, int64_t stride, int64_t rows, int64_t features)
   return others * kMostlyZero <= sample * features;
 }
 
-// The features that are not zero in all rows of a tile; of one thread.
+// The features that at least one row of a tile has; of one thread.
 class FeatureList {
  public:
   explicit FeatureList(int64_t features)

@@ -230,18 +230,22 @@ RBM_INLINE void packed_row_of(const PackedProduct<T, Operand>& p) {
   if (found == 1) packed_row<kBytes, 1, kVectors>(row, panels, features, gates, p.sums);
 }
 
-// packed_tile_of with the features that are not zero in all rows of the tile, if these are at most half of them:
-// weights in the order of a list take longer than in that of memory. Returns whether they are.
-template <int kBytes>
+// packed_tile_of for rows that are mostly zero, with the features that at least one of them has, if these are at most
+// half of all: weights in the order of a list take longer than in that of memory. Returns whether it was done.
+template <int kBytes, typename T, typename Operand>
 RBM_INLINE bool multiply_listed(
-    const PackedProduct<float, float>& p, int64_t expert, const Pair* pairs, int64_t rows, int64_t first, int64_t inner,
+    const PackedProduct<T, Operand>& p, int64_t expert, const Pair* pairs, int64_t rows, int64_t first, int64_t inner,
     int64_t column, int64_t last) {
-  const float* of_tile[kTileRows];
-  for (int64_t r = 0; r < rows; ++r) of_tile[r] = p.row_of(pairs[r]) + first;
-  const int64_t found = p.list->list(of_tile, rows, inner);
-  if (2 * found > inner) return false;
-  packed_tile_of<kBytes>(p, expert, pairs, rows, first, found, column, last, p.list->places());
-  return true;
+  if constexpr (std::is_same_v<T, float> && std::is_same_v<Operand, float>) {
+    if (p.list == nullptr) return false;
+    const float* of_tile[kTileRows];
+    for (int64_t r = 0; r < rows; ++r) of_tile[r] = p.row_of(pairs[r]) + first;
+    const int64_t found = p.list->list(of_tile, rows, inner);
+    if (2 * found > inner) return false;
+    packed_tile_of<kBytes>(p, expert, pairs, rows, first, found, column, last, p.list->places());
+    return true;
+  }
+  return false;
 }
 
 // All pairs, panels [first_panel, last_panel). The order in which products are added depends on neither of them, so a
@@ -277,11 +281,9 @@ RBM_INLINE void multiply_packed_lanes(const PackedProduct<T, Operand>& p, int64_
         const Pair* of_tile = pairs;
         for (int64_t tile = 0; tile < tiles; ++tile) {
           const int64_t rows = height + (tile < higher);
-          bool is_done = false;
-          if constexpr (std::is_same_v<PackedProduct<T, Operand>, PackedProduct<float, float>>) {
-            is_done = p.list && multiply_listed<kBytes>(p, expert, of_tile, rows, first, inner, column, last);
+          if (!multiply_listed<kBytes>(p, expert, of_tile, rows, first, inner, column, last)) {
+            packed_tile_of<kBytes>(p, expert, of_tile, rows, first, inner, column, last);
           }
-          if (!is_done) packed_tile_of<kBytes>(p, expert, of_tile, rows, first, inner, column, last);
           of_tile += rows;
         }
       }
