@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "cosine_topk.h"
+#include "denormals.h"
 #include "expert_matmul.h"
 #include "expert_order.h"
 #include "memory_update.h"
@@ -27,6 +28,7 @@ STABLE_TORCH_LIBRARY_IMPL(rbm, CPU, m) {
   m.impl("cosine_topk", TORCH_BOX(&rbm::cpu::cosine_topk));
   m.impl("cosine_topk_backward", TORCH_BOX(&rbm::cpu::cosine_topk_backward));
   m.impl("expert_order", TORCH_BOX(&rbm::cpu::expert_order));
+  m.impl("flush_denormals", TORCH_BOX(&rbm::cpu::flush_denormals));
   m.impl("expert_matmul", TORCH_BOX(&rbm::cpu::expert_matmul));
   m.impl("expert_matmul_backward_input", TORCH_BOX(&rbm::cpu::expert_matmul_backward_input));
   m.impl("expert_matmul_backward_weight", TORCH_BOX(&rbm::cpu::expert_matmul_backward_weight));

@@ -20,6 +20,7 @@ from rbm.utils.distributed import broadcast_from_rank0, world_size
 from rbm.utils.precision import autocast, wide
 from rbm.utils.progress import Progress
 from rbm.utils.timings import part_of_phase
+from rbm_kernels._denormals import flushed_denormals
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -139,7 +140,7 @@ def fit(
         folder.keep_metrics(phase, start)
 
     saved_at, time_left, fastest = time.monotonic(), current_limit(), float("inf")
-    with progress.phase(phase, limits.last + 1) as bar:
+    with progress.phase(phase, limits.last + 1) as bar, flushed_denormals():
         for epoch in range(start, limits.last + 1):
             if selection.is_over:  # also in a checkpoint that was saved after the last epoch
                 break

@@ -227,3 +227,16 @@ def test_mixed_precision_ends_with_the_accuracies_of_the_float32_model():
     result = run(trainer := Mixed(val=[0.1, 0.5, 0.3, 0.2, 0.2, 0.1], test=[0.2] * 6))
     assert (result.best_epoch, result.val_accuracy, result.test_accuracy, result.test_max) == (1, 0.4, 0.3, 0.3)
     assert trainer.precision == "float32"
+
+
+def test_numbers_below_the_normal_range_do_not_slow_an_epoch():
+    """They count as zeros, because processors take a hundred times as long for them; not afterwards."""
+
+    class Small(Script):
+        def train_epoch(self, epoch):
+            self.products = torch.full((3,), 1e-38) * 0.01
+            return super().train_epoch(epoch)
+
+    run(trainer := Small(val=[0.5], test=[0.5]), max_epochs=1)
+    assert (trainer.products == 0).all()
+    assert (torch.full((3,), 1e-38) * 0.01 > 0).all()
