@@ -14,7 +14,7 @@ from rbm_kernels.ops.expert_matmul import op as matmul
 
 SLICES, ROWS, D, N, E, K = 3, 5, 16, 4, 6, 2
 # One changes its argument, the other reads a counter of the layer: a layer calls neither in a transformation.
-WITHOUT_A_RULE = {"rbm::memory_update_", "rbm::is_first_forward"}
+WITHOUT_A_RULE = {"rbm::memory_update_", "rbm::is_first_forward", "rbm::flush_denormals"}
 
 
 class Calls(TorchDispatchMode):
