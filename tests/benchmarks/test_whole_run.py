@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import epoch_seconds, in_turn, patience, whole_run
+from benchmarks import denormals, epoch_seconds, in_turn, patience, whole_run
 from benchmarks.measure import versions
 from rbm.config import Config
 from rbm.training.loop import Trainer, fit_phase
@@ -57,6 +57,8 @@ def test_the_page_shows_the_rows_that_are_kept():
     for name, page in pages.items():
         with (here / "results" / name).open(newline="") as file:
             assert in_turn.markdown([*csv.DictReader(file)]) in note(page)
+    with (here / "results" / "denormals.csv").open(newline="") as file:
+        assert denormals.markdown([*csv.DictReader(file)]) in training
     with (here / "results" / "epoch_seconds_precision.csv").open(newline="") as file:
         assert epoch_seconds.markdown([*csv.DictReader(file)]) in (here.parent / "docs" / "scale.md").read_text()
     with (here / "results" / "transposes.csv").open(newline="") as file:

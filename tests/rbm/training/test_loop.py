@@ -230,7 +230,7 @@ def test_mixed_precision_ends_with_the_accuracies_of_the_float32_model():
 
 
 def test_numbers_below_the_normal_range_do_not_slow_an_epoch():
-    """They count as zeros, because processors take a hundred times as long for them; not afterwards."""
+    """They count as zeros, because processors multiply them slowly; not afterwards."""
 
     class Small(Script):
         def train_epoch(self, epoch):
