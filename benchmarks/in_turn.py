@@ -1,4 +1,4 @@
-"""Times of the layer, of the feed-forward block and of routing on the CPU, for versions of this package in turn.
+"""Times of layer, feed-forward block, routing and a student on the CPU, for versions of this package in turn.
 
     python -m benchmarks.in_turn before=/tmp/before now=. --rounds 6 --out benchmarks/results/in_turn.csv
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from rbm.nn.saved_student import CONFIG, STUDENTS, WEIGHTS, describe, find_student, rebuild
 from rbm.utils.files import as_path, write_bytes, write_json, write_text
+from rbm.utils.plugins import is_of_package
 from rbm.utils.tensor_files import sealed
 
 CARD = "README.md"
@@ -46,7 +47,7 @@ class HubMixin:
     def __init_subclass__(cls, **options) -> None:
         super().__init_subclass__(**options)
         known = STUDENTS.get(cls.__name__)
-        if known is not None and known.__module__ != cls.__module__ and known.__module__.startswith("rbm."):
+        if known is not None and known.__module__ != cls.__module__ and is_of_package(known):
             raise TypeError(
                 f"class {cls.__name__} has the name of a student of this package ({known.__module__}), which saved"
                 " students are found by; give yours another name"

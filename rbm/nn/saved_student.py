@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rbm.utils.files import first_line, read_json
+from rbm.utils.plugins import is_of_package
 from rbm.utils.tensor_files import check_finite, fingerprint, read_sealed, stored_checksum
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -143,7 +144,7 @@ def rebuild(
         counts = [arguments.get(name) for name in ("num_layers", "members")]
         if math.prod(count for count in counts if isinstance(count, int)) > max(1, len(tensors)):
             raise ValueError(f"they describe more layers than {weights} has tensors, {len(tensors)}")
-        if kind.__module__.startswith("rbm."):  # the class of a plugin may not support meta tensors
+        if is_of_package(kind):  # the class of a plugin may not support meta tensors
             with torch.device("meta"):
                 _load_state(kind(**arguments), {name: tensor.to("meta") for name, tensor in tensors.items()}, weights)
         student = build(kind, arguments)

@@ -20,7 +20,7 @@ from rbm.training.selection import EpochLimits, Selection, split_accuracies
 from rbm.training.time_limit import current_limit
 from rbm.utils.cache import Cache
 from rbm.utils.distributed import broadcast_from_rank0, forked, is_main_process
-from rbm.utils.plugins import checksum_of_own_code
+from rbm.utils.plugins import checksum_of_own_code, is_of_package
 from rbm.utils.progress import Progress
 
 
@@ -193,7 +193,7 @@ def check_configured_teacher(config: Config, split: GraphSplit, classes: int) ->
         ValueError: likewise, or the teacher cannot have its settings.
     """
     name = config.teacher.name
-    if not TEACHERS[name].__module__.startswith("rbm."):
+    if not is_of_package(TEACHERS[name]):
         with forked():
             build_configured_teacher(config, split, classes)
         return

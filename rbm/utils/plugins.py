@@ -63,6 +63,11 @@ def load_plugin(path: Path | str) -> None:
     _loaded.append(str(path))
 
 
+def is_of_package(made_by: Any) -> bool:
+    """Whether a class or a function is of this package, by its module; also anything without a module, such as None."""
+    return getattr(made_by, "__module__", "rbm.").startswith("rbm.")
+
+
 def _check_added(kind: str, entries: dict[str, Any], before: dict[str, Any]) -> None:
     """Raise unless all entries that are new are what entries of this kind must be, and none replaces the package's."""
     for name, entry in entries.items():
@@ -71,7 +76,7 @@ def _check_added(kind: str, entries: dict[str, Any], before: dict[str, Any]) -> 
             continue
         # A class or a function is of the package if its module is; a named graph, if it has no loader.
         made_by = known if kind == "teacher" else getattr(known, "train" if kind == "method" else "loader", None)
-        if known is not None and getattr(made_by, "__module__", "rbm.").startswith("rbm."):
+        if known is not None and is_of_package(made_by):
             raise ValueError(f"{kind} {name!r} is the package's; give yours another name")
         fits, expected = _expected(kind, entry)
         if not fits:
@@ -106,7 +111,7 @@ def _line(error: BaseException, path: Path) -> int | None:
 @lru_cache(maxsize=32)  # the code that runs is that of the first call, whatever happens to the file later
 def checksum_of_own_code(made_by: type) -> str | None:
     """A checksum of the file that defines a class of the user; None for the package's, and if there is no such file."""
-    if made_by.__module__.startswith("rbm."):
+    if is_of_package(made_by):
         return None
     try:
         content = Path(inspect.getfile(made_by)).read_bytes()
