@@ -13,7 +13,7 @@ namespace rbm::cpu {
 enum class Weights : int64_t { kFloat32 = 0, kInt8 = 1 };
 enum class Norm : int64_t { kNone = 0, kAffine = 1, kLayer = 2 };
 
-constexpr int64_t kNetworkMark = 0x32574e4d4252;  // "RBMNW2"
+constexpr int64_t kNetworkMark = 0x33574e4d4252;  // "RBMNW3"
 constexpr int64_t kNowhere = -1;
 constexpr int64_t kAlignment = 64;
 
@@ -24,9 +24,12 @@ struct StoredLayer {
   int64_t router_features;  // features used for routing: the layer's inputs, or a linear map of them
   int64_t over_all;         // whether the softmax of the gates runs over all experts
   Norm norm;
-  int64_t activates;  // whether the layer ends with ReLU
-  int64_t is_finite;  // whether all float32 weights of experts and router are
+  int64_t activates;   // whether ReLU follows the norm
+  int64_t adds_input;  // whether the layer's input is added then
+  int64_t is_unit;     // whether rows are divided by their lengths at the end
+  int64_t is_finite;   // whether all float32 weights of experts and router are
   double temperature, eps;
+  double negative_slope;  // of ReLU: negative numbers are multiplied by it
   int64_t experts, memory, router, scale, shift;
 };
 
@@ -76,6 +79,7 @@ class StoredNetwork {
       refuse("has no such experts");
     }
     if (i > 0 && layer(i - 1).outputs != s.inputs) refuse("has layers that do not fit one another");
+    if (s.adds_input != 0 && s.inputs != s.outputs) refuse("has a residual connection between different widths");
     if (s.memory == kNowhere && s.num_experts != 1) refuse("has experts and no memory");
     if (s.router == kNowhere && s.router_features != s.inputs) refuse("has no router");
     if (s.weights == Weights::kInt8) {

@@ -14,6 +14,8 @@ namespace {
 
 // Rows that pass through all layers together: their intermediate results stay in cache, whatever the batch size.
 constexpr int64_t kRowsAtOnce = 4096;
+// A shorter row is divided by this, as torch.nn.functional.normalize does.
+constexpr float kShortest = 1e-12f;
 
 struct Answers {
   const float* x;
@@ -22,27 +24,54 @@ struct Answers {
   int64_t y_stride;
 };
 
-// A norm over the outputs and ReLU, row by row, in place. Plain loops that the compiler vectorises: a row's numbers are
-// the same in every batch.
-RBM_CLONES void finish(
-    float* rows, int64_t stride, int64_t first, int64_t last, int64_t columns, Norm norm, const float* scale,
-    const float* shift, float eps, bool activates) {
+// What follows a layer's product, row by row, in place.
+struct Finish {
+  Norm norm;
+  const float *scale, *shift;  // [columns], of a norm
+  float eps;                   // of layer norm
+  bool activates;
+  float negative_slope;
+  const float* added;  // rows that are added after the activation; or null
+  int64_t added_stride;
+  bool is_unit;
+
+  bool changes_rows() const { return norm != Norm::kNone || activates || added != nullptr || is_unit; }
+};
+
+// Plain loops that the compiler vectorises: a row's numbers are the same in every batch.
+RBM_CLONES void finish(float* rows, int64_t stride, int64_t first, int64_t last, int64_t columns, const Finish& does) {
+  const float *const scale = does.scale, *const shift = does.shift;
   for (int64_t r = first; r < last; ++r) {
     float* const row = rows + r * stride;
-    if (norm == Norm::kLayer) {
+    if (does.norm == Norm::kLayer) {
       float sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t c = 0; c < columns; ++c) sum += row[c];
       const float mean = sum / static_cast<float>(columns);
 #pragma omp simd reduction(+ : squares)
       for (int64_t c = 0; c < columns; ++c) squares += (row[c] - mean) * (row[c] - mean);
-      const float factor = 1 / std::sqrt(squares / static_cast<float>(columns) + eps);
+      const float factor = 1 / std::sqrt(squares / static_cast<float>(columns) + does.eps);
       for (int64_t c = 0; c < columns; ++c) row[c] = (row[c] - mean) * factor * scale[c] + shift[c];
-    } else if (norm == Norm::kAffine) {
+    } else if (does.norm == Norm::kAffine) {
       for (int64_t c = 0; c < columns; ++c) row[c] = row[c] * scale[c] + shift[c];
     }
-    if (!activates) continue;
-    for (int64_t c = 0; c < columns; ++c) row[c] = row[c] < 0 ? 0 : row[c];  // keeps NaN
+    if (does.activates && does.negative_slope == 0) {
+      for (int64_t c = 0; c < columns; ++c) row[c] = row[c] < 0 ? 0 : row[c];  // keeps NaN; zero for minus infinity
+    } else if (does.activates) {
+      const float slope = does.negative_slope;
+      for (int64_t c = 0; c < columns; ++c) row[c] = row[c] < 0 ? row[c] * slope : row[c];
+    }
+    if (does.added != nullptr) {
+      const float* const added = does.added + r * does.added_stride;
+      for (int64_t c = 0; c < columns; ++c) row[c] += added[c];
+    }
+    if (does.is_unit) {
+      float squares = 0;
+#pragma omp simd reduction(+ : squares)
+      for (int64_t c = 0; c < columns; ++c) squares += row[c] * row[c];
+      const float root = std::sqrt(squares), length = root < kShortest ? kShortest : root;  // keeps NaN
+      for (int64_t c = 0; c < columns; ++c) row[c] /= length;
+    }
   }
 }
 
@@ -112,14 +141,21 @@ void answer_layer(const StoredNetwork& network, const StoredLayer& s, const Answ
             .leaves_out_zeros = leaves_out_zeros},
         a.rows);
   }
-  if (s.norm == Norm::kNone && s.activates == 0) return;
   const bool has_norm = s.norm != Norm::kNone;
-  const float* const scale = has_norm ? network.at<float>(s.scale) : nullptr;
-  const float* const shift = has_norm ? network.at<float>(s.shift) : nullptr;
+  const Finish does{
+      .norm = s.norm,
+      .scale = has_norm ? network.at<float>(s.scale) : nullptr,
+      .shift = has_norm ? network.at<float>(s.shift) : nullptr,
+      .eps = static_cast<float>(s.eps),
+      .activates = s.activates != 0,
+      .negative_slope = static_cast<float>(s.negative_slope),
+      .added = s.adds_input != 0 ? a.x : nullptr,
+      .added_stride = a.x_stride,
+      .is_unit = s.is_unit != 0};
+  if (!does.changes_rows()) return;
   const int64_t grain = std::max<int64_t>(1, kMultiplicationsOfThread / s.outputs);
-  parallel_for(0, a.rows, grain, [&](int64_t begin, int64_t end) {
-    finish(a.y, a.y_stride, begin, end, s.outputs, s.norm, scale, shift, static_cast<float>(s.eps), s.activates != 0);
-  });
+  parallel_for(
+      0, a.rows, grain, [&](int64_t begin, int64_t end) { finish(a.y, a.y_stride, begin, end, s.outputs, does); });
 }
 
 void answer_network(const StoredNetwork& network, const Answers& all) {

@@ -19,7 +19,7 @@ from rbm.nn.evaluation import evaluating
 from rbm.nn.half_rows import HalfPrecisionRows
 from rbm.nn.sparse_rows import Features, as_rows
 from rbm.nn.students import predict
-from rbm.teachers import edges_for, features_for
+from rbm.teachers import Teacher, edges_for, features_for
 
 # Slow calls are timed at least this often, however long it takes: percentiles of fewer times mean nothing.
 _FEWEST = 20
@@ -63,8 +63,8 @@ def student_latency(student: nn.Module, x: Features) -> tuple[float, float]:
 def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int) -> tuple[float, float]:
     """Median milliseconds of a teacher for one node, including gathering its neighbourhood, and for all nodes.
 
-    The nodes of the first figure are spread over the graph. Each needs its ``num_layers``-hop neighbourhood, or as many
-    hops as the teacher's ``hops``.
+    The nodes of the first figure are spread over the graph. Each needs its neighbourhood, of as many hops as
+    :func:`neighborhood_answer` says.
     """
     x, edges = features_for(teacher, graph.x), edges_for(teacher, graph)
     nodes = iter(torch.linspace(0, x.shape[0] - 1, _REPEATS + 1, device=x.device).long().split(1))
@@ -77,13 +77,13 @@ def teacher_latency(teacher: nn.Module, graph: Data, *, num_layers: int) -> tupl
 def neighborhood_answer(teacher: nn.Module, graph: Data, num_layers: int) -> Callable[[Tensor], Tensor]:
     """A function from the ids of a few nodes, int64 ``[B]``, to the teacher's logits ``[B, C]``.
 
-    It gathers edges and features of their ``num_layers``-hop neighbourhood and runs the teacher on that subgraph. If
-    the teacher sets :attr:`rbm.teachers.Teacher.hops`, this is the number of hops instead. The function is for timing:
+    It gathers edges and features of their neighbourhood and runs the teacher on that subgraph. The neighbourhood has
+    :meth:`rbm.teachers.Teacher.reach` hops, and ``num_layers`` for a module without that method. It is for timing:
     ``gcn``, ``revgat`` and ``drgat`` scale messages by degrees, which are smaller there for the outermost nodes, and a
     subgraph has no known labels, so their logits differ from those on the whole graph.
     """
-    x, reach = features_for(teacher, graph.x), getattr(teacher, "hops", None)
-    reach = num_layers if reach is None else reach
+    x = features_for(teacher, graph.x)
+    reach = teacher.reach(num_layers) if isinstance(teacher, Teacher) else num_layers
 
     def answer(nodes: Tensor) -> Tensor:
         subset, edges, position, _ = k_hop_subgraph(

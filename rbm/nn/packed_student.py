@@ -19,7 +19,7 @@ from rbm.nn import folded_weights as folding
 from rbm_kernels import NetworkLayer, pack_network, packed_network
 
 # Attributes of a layer that may change between two calls. Sizes do not change.
-_SETTINGS = ("training", "top_k", "gate_temperature", "track_usage", "gates_over", "eps", "forward")
+_SETTINGS = ("training", "top_k", "gate_temperature", "track_usage", "gates_over", "eps", "residual", "forward")
 # Parameters that a layer may lack and be given later.
 _OPTIONAL = ("bias", "attention")
 
@@ -51,9 +51,20 @@ class Packed(NamedTuple):
 
 
 class PackedMixin:
-    """Mixin for a student with ``layers`` and ``norms``, ReLU after each norm, and a last layer without either."""
+    """Mixin for a student with ``layers`` and ``norms``, ReLU after each norm, and a last layer without either. Another
+    student has its own ``_packed_children`` and :meth:`_network_layers`.
+    """
 
+    _packed_children: tuple[str, ...] = ("layers", "norms")  # modules that hold all parts of the network
     _packed: Packed | None = None
+
+    def _network_layers(self) -> list[NetworkLayer] | None:
+        """Arguments of the operator; None if it cannot compute this student."""
+        layers, norms = [*self.layers], [*self.norms]
+        if len(norms) != len(layers) - 1:
+            return None
+        hidden = [network_layer(*parts, relu=True) for parts in zip(layers[:-1], norms, strict=True)]
+        return all_or_none([*hidden, network_layer(layers[-1])])
 
     def _answer_at_once(self, x: Any) -> Tensor | None:
         """Logits ``[B, C]`` of rows ``[B, F]``; None if the layers must run separately."""
@@ -98,12 +109,12 @@ def _is_served_row(x: Any) -> bool:
     )
 
 
-def _parts(student: nn.Module) -> list[nn.Module]:
+def _parts(student: PackedMixin) -> list[nn.Module]:
     modules = student._modules
-    return [part for name in ("layers", "norms") for part in modules[name].modules()]
+    return [part for name in student._packed_children for part in modules[name].modules()]
 
 
-def _hooks(student: nn.Module) -> tuple[dict, ...]:
+def _hooks(student: PackedMixin) -> tuple[dict, ...]:
     everywhere = (global_hooks._global_forward_hooks, global_hooks._global_forward_pre_hooks)
     return everywhere + tuple(
         hooks for part in _parts(student) for hooks in (part._forward_hooks, part._forward_pre_hooks)
@@ -111,7 +122,7 @@ def _hooks(student: nn.Module) -> tuple[dict, ...]:
 
 
 @torch.no_grad()
-def _pack(student: nn.Module) -> Packed:
+def _pack(student: PackedMixin) -> Packed:
     # Read versions before values: if another thread writes in between, the packed copy is recognised as outdated.
     steps, watched, tensors = folding.steps(), True, []
     parts = _parts(student)
@@ -119,7 +130,7 @@ def _pack(student: nn.Module) -> Packed:
     settings = [(part.__dict__, name) for part in parts if not isinstance(part, nn.ModuleList) for name in _SETTINGS]
     owners, names = zip(*settings, strict=True)
     values = [*map(dict.get, owners, names)]
-    children += [(student._modules, name, student._modules[name]) for name in ("layers", "norms")]
+    children += [(student._modules, name, student._modules[name]) for name in student._packed_children]
     # What may be added: by append(), and where a layer has none.
     children += [(part._modules, str(len(part)), None) for part in parts if isinstance(part, nn.ModuleList)]
     weighted = [part._parameters for part in parts if "weight" in part._parameters]
@@ -136,7 +147,7 @@ def _pack(student: nn.Module) -> Packed:
                 tensors.append((owned, name, tensor, tensor._version, tensor.data_ptr(), tensor.detach()))
     # The eager reference of the operator is slower than the layers.
     is_compiled = torch._C._dispatch_has_kernel_for_dispatch_key("rbm::packed_network", "CPU")
-    layers = _network_layers(student) if watched and is_compiled else None
+    layers = student._network_layers() if watched and is_compiled else None
     return Packed(
         network=None if layers is None else pack_network(layers),
         in_features=student.in_channels,
@@ -149,39 +160,44 @@ def _pack(student: nn.Module) -> Packed:
     )
 
 
-def _network_layers(student: nn.Module) -> list[NetworkLayer] | None:
-    """Arguments of the operator; None if it cannot compute this student."""
-    layers, norms, found = [*student.layers], [*student.norms], []
-    if len(norms) != len(layers) - 1:
+def network_layer(layer: nn.Module, norm: nn.Module | None = None, **more: Any) -> NetworkLayer | None:
+    """What the operator computes for a layer, its norm and further members of :class:`~rbm_kernels.NetworkLayer`; None
+    if it cannot.
+    """
+    # Only the class's own method counts, because a derived class may have another forward.
+    described = type(layer).__dict__.get("network_layer")
+    if described is None or not runs_as_its_class(layer):
         return None
-    for i, layer in enumerate(layers):
-        # Only the class's own method counts, because a derived class may have another forward.
-        described = type(layer).__dict__.get("network_layer")
-        if described is None or "forward" in layer.__dict__ or layer.training:
-            return None
-        network_layer = described(layer)
-        if network_layer is not None and i < len(norms):
-            network_layer = _with_norm(network_layer, norms[i])
-        if network_layer is None or not _is_served(network_layer):
-            return None
-        found.append(network_layer)
-    return found
+    found = described(layer)
+    if found is not None and norm is not None:
+        found = _with_norm(found, norm)
+    return found._replace(**more) if found is not None and _is_served(found) else None
+
+
+def all_or_none(layers: list[NetworkLayer | None]) -> list[NetworkLayer] | None:
+    """The layers; None if one of them is None."""
+    return None if None in layers else layers
+
+
+def runs_as_its_class(module: nn.Module) -> bool:
+    """Whether a module is in eval mode, with the forward of its class."""
+    return not module.training and "forward" not in module.__dict__
 
 
 def _with_norm(layer: NetworkLayer, norm: nn.Module) -> NetworkLayer | None:
-    if norm.training or "forward" in norm.__dict__:
+    if not runs_as_its_class(norm):
         return None
     if type(norm) is nn.Identity:
-        return layer._replace(relu=True)
+        return layer
     if type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None:
-        return layer._replace(norm="layer", scale=norm.weight, shift=norm.bias, eps=norm.eps, relu=True)
+        return layer._replace(norm="layer", scale=norm.weight, shift=norm.bias, eps=norm.eps)
     described = type(norm).__dict__.get("affine")
     if described is None:  # only BatchNorm of rbm.nn.students has it
         return None
     if any(getattr(norm, name) is None for name in ("weight", "bias", "running_mean", "running_var")):
         return None
     scale, shift = described(norm)
-    return layer._replace(norm="affine", scale=scale, shift=shift, relu=True)
+    return layer._replace(norm="affine", scale=scale, shift=shift)
 
 
 def _is_served(layer: NetworkLayer) -> bool:

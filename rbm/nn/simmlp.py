@@ -1,13 +1,16 @@
 """The student of SimMLP and its parts, with the interface of :mod:`rbm.nn.students`."""
 
+import torch
 from torch import Tensor, nn
 
 from rbm.nn.cpu_derivatives import PReLU, unit_rows
 from rbm.nn.dropout import dropout
+from rbm.nn.packed_student import PackedMixin, all_or_none, network_layer, runs_as_its_class
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.sparse_rows import Features, Linear, Rows
 from rbm.nn.students import build_norm, layer_sizes, rows_for
 from rbm.utils.arguments import check_probability, check_sizes
+from rbm_kernels import NetworkLayer
 
 
 class NormalizedMLP(nn.Module):
@@ -45,7 +48,7 @@ class NormalizedMLP(nn.Module):
         return unit_rows(x)
 
 
-class SimMLPStudent(HubMixin, nn.Module):
+class SimMLPStudent(PackedMixin, HubMixin, nn.Module):
     """An MLP aligned with neighbourhoods, and a linear head: see :mod:`rbm.distillation.methods.simmlp`.
 
     Args:
@@ -53,6 +56,8 @@ class SimMLPStudent(HubMixin, nn.Module):
         num_layers: layers of the MLP before the head, each of width ``hidden_channels``.
         norm, dropout: as in :class:`NormalizedMLP`.
     """
+
+    _packed_children = ("encoder", "head")
 
     def __init__(
         self,
@@ -69,7 +74,7 @@ class SimMLPStudent(HubMixin, nn.Module):
         sizes = layer_sizes(in_channels, hidden_channels, hidden_channels, num_layers)
         self.in_channels, dropout = sizes[0][0], check_probability("dropout", dropout)
         self.encoder = NormalizedMLP(sizes, norm=norm, dropout=dropout, residual=True)
-        self.head = nn.Linear(hidden_channels, out_channels)
+        self.head = Linear(hidden_channels, out_channels)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -78,4 +83,23 @@ class SimMLPStudent(HubMixin, nn.Module):
 
     def forward(self, x: Features) -> Tensor:
         """Logits ``[B, C]`` of rows ``[B, F]``."""
+        if isinstance(x, Tensor) and not (self.training or torch.is_grad_enabled()):
+            answer = self._answer_at_once(x)
+            if answer is not None:
+                return answer
         return self.head(self.encoder(rows_for(self, x)))
+
+    def _network_layers(self) -> list[NetworkLayer] | None:
+        encoder = self.encoder
+        layers, norms, activation = [*encoder.layers], [*encoder.norms], encoder.activation
+        classes = (type(encoder), type(activation))
+        if classes != (NormalizedMLP, PReLU) or not all(map(runs_as_its_class, (encoder, activation))):
+            return None
+        slope, last = activation.weight, len(layers) - 1
+        if slope.numel() != 1 or slope.dtype != torch.float32 or not slope.is_cpu or len(norms) != len(layers):
+            return None
+        slope, found = slope.item(), []
+        for i, parts in enumerate(zip(layers, norms, strict=True)):
+            adds = encoder.residual and i > 0
+            found.append(network_layer(*parts, relu=i < last, negative_slope=slope, residual=adds, unit=i == last))
+        return all_or_none([*found, network_layer(self.head)])

@@ -25,6 +25,10 @@ class Teacher(nn.Module, ABC):
 
     hops: int | None = None
 
+    def reach(self, num_layers: int) -> int:
+        """Size of the neighbourhood, in hops, that a node's logits depend on, for a teacher of ``num_layers``."""
+        return num_layers if self.hops is None else self.hops
+
     @staticmethod
     @abstractmethod
     def adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype = torch.float32) -> Any:

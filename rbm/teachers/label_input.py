@@ -73,6 +73,9 @@ class LabelInput(ShownLabels, Teacher):
     def adjacency(self, *args, **kwargs):
         return self.teacher.adjacency(*args, **kwargs)
 
+    def reach(self, num_layers: int) -> int:
+        return self.teacher.reach(num_layers) * (1 + self.iterations)
+
     def forward(self, x: Features, edge_index: Tensor) -> Tensor:
         if self.training:
             return self.masked_forward(x, edge_index)[0]

@@ -2,14 +2,14 @@
 
 import torch
 
-from rbm.nn.students import RbMStudent
+from rbm.nn.students import BatchNorm, RbMStudent
 
 F, H, C = 30, 24, 5
 
 
 def make(kind=RbMStudent, norm="batch", **more):
     student = kind(F, H, C, norm=norm, **more)
-    for part in student.norms if norm == "batch" else ():
+    for part in filter(lambda part: isinstance(part, BatchNorm), student.modules()):
         part.running_mean.normal_()
         part.running_var.uniform_(0.5, 2.0)
     return student.eval()

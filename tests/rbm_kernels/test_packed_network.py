@@ -46,6 +46,10 @@ NETWORKS = {
     "learned routers": lambda: [learned(D, H, relu=True), learned(H, N, over_all=True)],
     "batch norm": lambda: [routed(D, H, **norm("affine", H)), linear(H, N)],
     "layer norm": lambda: [linear(D, H, **norm("layer", H)), routed(H, N)],
+    "leaky": lambda: [routed(D, H, relu=True, negative_slope=0.3), linear(H, N)],
+    "residual": lambda: [linear(D, H, relu=True), routed(H, H, relu=True, residual=True), linear(H, N, unit=True)],
+    "residual, unit": lambda: [linear(D, H), linear(H, H, residual=True, unit=True, **norm("affine", H)), linear(H, N)],
+    "rows added": lambda: [routed(D, D, residual=True, unit=True), in_8_bits(linear(D, D, residual=True))],
     "8 bits": lambda: [in_8_bits(routed(D, H, relu=True)), in_8_bits(linear(H, N))],
     "mixed, of four": lambda: [in_8_bits(linear(D, 64)), routed(64, 70, relu=True), learned(70, 3), linear(3, 1)],
     "no biases": lambda: [layer._replace(bias=None) for layer in (routed(D, H), linear(H, N))],
@@ -93,6 +97,20 @@ def test_what_is_not_finite_stays_in_its_row():
     y = packed_network(x, packed, N)
     assert y[4].isnan().all()
     assert torch.equal(y[[i for i in range(9) if i != 4]], expected[[i for i in range(9) if i != 4]])
+
+
+@pytest.mark.native
+def test_values_at_the_ends_of_activation_and_length():
+    """As PyTorch's: ReLU of minus infinity is zero, and a row shorter than 1e-12 is divided by that."""
+    same = NetworkLayer(torch.eye(4)[None], None, 4, 4)
+    rows = torch.tensor([[-torch.inf, -1, 2, 0], [0, 0, 0, 0], [3e-13, -4e-13, 0, 0], [torch.nan, -1, 1, 0]])
+    for slope, activated in ((0.0, rows.relu()), (0.5, torch.nn.functional.leaky_relu(rows, 0.5))):
+        layer = NetworkLayer(torch.ones(1, 1, 1), None, 1, 1, relu=True, negative_slope=slope)
+        y = packed_network(rows.reshape(-1, 1), pack_network([layer]), 1).reshape(rows.shape)
+        torch.testing.assert_close(y, activated, rtol=0, atol=0, equal_nan=True)
+    y = packed_network(rows, pack_network([same._replace(unit=True)]), 4)
+    torch.testing.assert_close(y[1:3], torch.nn.functional.normalize(rows[1:3]))
+    assert y[3].isnan().all()
 
 
 MOSTLY_ZERO = {
@@ -209,6 +227,8 @@ BAD = {
     "temperature": (lambda: [routed(D, N)._replace(temperature=0.0)], ValueError, "temperature is 0.0"),
     "norm": (lambda: [linear(D, N, norm="group")], ValueError, "norm is 'group', expected one of none, affine, layer"),
     "no scale": (lambda: [linear(D, N, norm="layer")], ValueError, "without scale or shift"),
+    "residual": (lambda: [linear(D, N, residual=True)], ValueError, "is True, expected False from 83 features to 7"),
+    "slope": (lambda: [linear(D, N, negative_slope="a")], TypeError, "negative_slope is 'a', expected a number"),
     "nothing": (lambda: [linear(D, N)._replace(weight=torch.zeros(1, 0, D), out_features=0)], ValueError, "at least 1"),
     "bias of 8 bits": (
         lambda: [in_8_bits(linear(D, N))._replace(bias=torch.zeros(1, N))],

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MARK = 0x32574E4D4252
+MARK = 0x33574E4D4252
 NOWHERE = -1
 ALIGNMENT = 64
 NORMS = ("none", "affine", "layer")
@@ -15,7 +15,8 @@ FLOAT32, INT8 = 0, 1
 
 
 class NetworkLayer(NamedTuple):
-    """One layer: linear, or a mixture of linear experts; then a norm, then ReLU.
+    """One layer: linear, or a mixture of linear experts; then, in this order, a norm, ReLU, the layer's input, and rows
+    of unit length.
 
     Attributes:
         weight: ``[E, N, D]``, float32; or int8, the result of :func:`rbm_kernels.quantize_experts`, which includes the
@@ -32,7 +33,10 @@ class NetworkLayer(NamedTuple):
         norm: ``none``; ``affine``, ``scale * y + shift``; ``layer``, :func:`torch.nn.functional.layer_norm`.
         scale, shift: ``[N]``, parameters of the norm.
         eps: of the norm ``layer``.
-        relu: whether the layer ends with ReLU.
+        relu: whether ReLU follows the norm.
+        negative_slope: what ReLU multiplies negative numbers by (a leaky ReLU, or a PReLU with one slope).
+        residual: whether the layer's input is added after ReLU; ``N`` is ``D``.
+        unit: whether rows are divided by their lengths at the end, as by :func:`torch.nn.functional.normalize`.
     """
 
     weight: Tensor
@@ -49,6 +53,9 @@ class NetworkLayer(NamedTuple):
     shift: Tensor | None = None
     eps: float = 0.0
     relu: bool = False
+    negative_slope: float = 0.0
+    residual: bool = False
+    unit: bool = False
 
 
 class StoredLayer(NamedTuple):
@@ -63,9 +70,12 @@ class StoredLayer(NamedTuple):
     over_all: int
     norm: int
     activates: int
+    adds_input: int
+    is_unit: int
     is_finite: int
     temperature: float
     eps: float
+    negative_slope: float
     experts: int
     memory: int
     router: int
@@ -73,7 +83,7 @@ class StoredLayer(NamedTuple):
     shift: int
 
 
-_HEAD, _LAYER = struct.Struct("=2q"), struct.Struct("=10q2d5q")
+_HEAD, _LAYER = struct.Struct("=2q"), struct.Struct("=12q3d5q")
 
 
 def write(layers: Sequence[NetworkLayer], pack: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
@@ -106,9 +116,12 @@ def write(layers: Sequence[NetworkLayer], pack: Callable[[Tensor, Tensor | None]
                 over_all=layer.over_all,
                 norm=NORMS.index(layer.norm),
                 activates=layer.relu,
+                adds_input=layer.residual,
+                is_unit=layer.unit,
                 is_finite=not is_int8 and _are_finite(layer.weight, *(layer.router or ())),
                 temperature=layer.temperature,
                 eps=layer.eps,
+                negative_slope=layer.negative_slope,
                 experts=add(layer.weight if is_int8 else pack(layer.weight, layer.bias)),
                 memory=add(layer.memory),
                 router=add(None if router is None else pack(*router)),

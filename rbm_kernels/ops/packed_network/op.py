@@ -75,8 +75,9 @@ def _check_types(name: str, layer: NetworkLayer) -> None:
     if not isinstance(layer, NetworkLayer):
         raise TypeError(f"rbm::pack_network: {name} is a {type(layer).__name__}, expected a NetworkLayer")
     number, whole, flag = (numbers.Real, "a number"), (numbers.Integral, "a whole number"), (bool, "True or False")
-    types = dict.fromkeys(("out_features", "in_features", "k"), whole) | dict.fromkeys(("over_all", "relu"), flag)
-    for part, (kind, expected) in (types | dict.fromkeys(("temperature", "eps"), number)).items():
+    types = dict.fromkeys(("out_features", "in_features", "k"), whole)
+    types |= dict.fromkeys(("over_all", "relu", "residual", "unit"), flag)
+    for part, (kind, expected) in (types | dict.fromkeys(("temperature", "eps", "negative_slope"), number)).items():
         if not isinstance(value := getattr(layer, part), kind):
             raise TypeError(f"rbm::pack_network: {name}.{part} is {value!r}, expected {expected}")
     if layer.router is not None and not (isinstance(layer.router, tuple) and len(layer.router) == 2):
@@ -90,6 +91,8 @@ def _check_layer(name: str, layer: NetworkLayer, before: NetworkLayer | None) ->
         raise ValueError(f"rbm::{op}: {name} is from {d} features to {n}, expected at least 1 of either")
     if before is not None and before.out_features != d:
         raise ValueError(f"rbm::{op}: {name} takes {d} features, expected {before.out_features}, the outputs before it")
+    if layer.residual and n != d:
+        raise ValueError(f"rbm::{op}: {name}.residual is True, expected False from {d} features to {n}")
     checks.check_dtype(op, f"{name}.weight", layer.weight, (torch.float32, torch.int8))
     if layer.weight.dtype == torch.int8:
         check_features(op, name, d)

@@ -44,7 +44,11 @@ def _answer(x: Tensor, network: Tensor, layer: StoredLayer) -> Tensor:
         scale, shift = (part(network, offset, (n,), torch.float32) for offset in (layer.scale, layer.shift))
         is_layer = layer.norm == NORMS.index("layer")
         y = F.layer_norm(y, (n,), scale, shift, layer.eps) if is_layer else y * scale + shift
-    return y.relu() if layer.activates else y
+    if layer.activates:
+        y = F.leaky_relu(y, layer.negative_slope) if layer.negative_slope != 0 else y.relu()
+    if layer.adds_input:
+        y = y + x
+    return F.normalize(y, dim=-1) if layer.is_unit else y
 
 
 def _gates(x: Tensor, network: Tensor, layer: StoredLayer) -> Tensor:

@@ -13,9 +13,11 @@ from torch.autograd import forward_ad
 
 import rbm
 from rbm.nn import packed_student
+from rbm.nn.cpu_derivatives import PReLU
 from rbm.nn.int8 import quantized
 from rbm.nn.moe import MoEStudent
 from rbm.nn.reference import ReferenceRbMLayer
+from rbm.nn.simmlp import NormalizedMLP, SimMLPStudent
 from rbm.nn.students import BatchNorm, MLPStudent, RbMStudent
 
 pytestmark = pytest.mark.native
@@ -25,6 +27,8 @@ STUDENTS = {
     "moe": MoEStudent,
     "moe, gates over all": lambda *sizes, **more: MoEStudent(*sizes, gates_over="all", **more),
     "rbm, int8": lambda *sizes, **more: quantized(RbMStudent(*sizes, **more)),
+    "simmlp": SimMLPStudent,
+    "simmlp, int8": lambda *sizes, **more: quantized(SimMLPStudent(*sizes, **more)),
     "mlp, int8": lambda *sizes, **more: quantized(MLPStudent(*sizes, **more)),
 }
 
@@ -149,6 +153,39 @@ LAYERS_ANSWER = {
 @torch.no_grad()
 def test_the_layers_answer(ask, asked, calls):
     student, x = make(), torch.randn(9, F)
+    if asked:
+        student(x)
+        assert calls == [9]
+        calls.clear()
+    assert ask(student, x).shape == (9, C)
+    assert calls == []
+
+
+class Doubled(NormalizedMLP):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+LAYERS_OF_SIMMLP_ANSWER = {
+    "hook": with_hook(lambda student: student.encoder.activation.register_forward_hook),
+    "hook on the encoder": with_hook(lambda student: student.encoder.register_forward_pre_hook),
+    "another activation": changed(lambda student: setattr(student.encoder, "activation", nn.ReLU().eval())),
+    "a slope per channel": changed(lambda student: setattr(student.encoder, "activation", PReLU(H).eval())),
+    "a derived encoder": changed(lambda student: setattr(student, "encoder", Doubled([(F, H)]).eval())),
+    "another forward": changed(lambda student: setattr(student.encoder, "forward", lambda x: x[:, :H])),
+    "a head of another class": changed(lambda student: setattr(student, "head", nn.Linear(H, C).eval())),
+    "a norm more": changed(lambda student: student.encoder.norms.append(nn.Identity().eval())),
+    "an encoder that trains": changed(lambda student: student.encoder.train()),
+    "training": lambda student, x: student.train()(x),
+    "sparse": lambda student, x: student(x.to_sparse_csr()),
+}
+
+
+@pytest.mark.parametrize("ask", LAYERS_OF_SIMMLP_ANSWER.values(), ids=LAYERS_OF_SIMMLP_ANSWER.keys())
+@pytest.mark.parametrize("asked", [False, True], ids=["first", "later"])
+@torch.no_grad()
+def test_the_layers_of_simmlp_answer(ask, asked, calls):
+    student, x = make(SimMLPStudent, num_layers=3), torch.randn(9, F)
     if asked:
         student(x)
         assert calls == [9]

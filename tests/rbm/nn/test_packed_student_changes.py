@@ -10,7 +10,9 @@ from torch import nn
 
 import rbm
 from rbm.nn import packed_student
+from rbm.nn.cpu_derivatives import PReLU
 from rbm.nn.moe import MoEStudent
+from rbm.nn.simmlp import SimMLPStudent
 from rbm.nn.sparse_rows import Linear
 from rbm.nn.students import MLPStudent
 
@@ -70,6 +72,29 @@ def test_notices(change, calls):
     y = student(x)
     torch.testing.assert_close(y, one_by_one(student, x), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(y, before), "a change that changes nothing would test nothing"
+    assert calls == [20, 20]
+
+
+CHANGES_OF_SIMMLP = {
+    "slope": lambda s: s.encoder.activation.weight.fill_(-2),
+    "activation": lambda s: setattr(s.encoder, "activation", PReLU(init=3.0).eval()),
+    "residual": lambda s: setattr(s.encoder, "residual", False),
+    "last statistics": lambda s: s.encoder.norms[-1].running_mean.add_(3),
+    "head": lambda s: s.head.weight.mul_(-1),
+    "encoder": lambda s: setattr(s, "encoder", make(SimMLPStudent, num_layers=3).encoder),
+    "a step": step,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_SIMMLP.values(), ids=CHANGES_OF_SIMMLP.keys())
+@torch.no_grad()
+def test_notices_in_simmlp(change, calls):
+    student, x = make(SimMLPStudent, num_layers=3), torch.randn(20, F)
+    before = student(x)
+    change(student)
+    y = student(x)
+    torch.testing.assert_close(y, one_by_one(student, x), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(y, before, rtol=1e-3, atol=1e-3), "a change that changes nothing would test nothing"
     assert calls == [20, 20]
 
 

@@ -19,7 +19,7 @@ from rbm.nn.moe import MoEStudent
 from rbm.nn.students import EnsembleStudent
 from rbm.serving import latency as measuring
 from rbm.serving.latency import measure_run, one_expert_mlp
-from rbm.teachers import build_teacher
+from rbm.teachers import LabelInput, build_teacher
 from rbm.training.run_folder import load
 from rbm.utils.files import read_json
 
@@ -90,15 +90,18 @@ def test_slow_calls_are_fewer(monkeypatch):
     assert len(milliseconds(int, itertools.repeat(0), 5, seconds=0.0)) == 5
 
 
-@pytest.mark.parametrize("num_layers", [2, 3])
-def test_a_neighborhood_is_all_that_a_teacher_needs(small_graph, num_layers):
-    teacher = build_teacher("sage", 12, 3, hidden_channels=8, num_layers=num_layers).eval()
+@pytest.mark.parametrize(("num_layers", "reuses"), [(2, None), (3, None), (2, 0), (2, 1)])
+def test_a_neighborhood_is_all_that_a_teacher_needs(small_graph, num_layers, reuses):
+    width = 12 if reuses is None else 15
+    teacher = build_teacher("sage", width, 3, hidden_channels=8, num_layers=num_layers).eval()
+    if reuses is not None:
+        teacher = LabelInput(teacher, [], 3, iterations=reuses).eval()
     nodes = torch.tensor([41, 3, 3, 59])
     with torch.no_grad():
         expected = teacher(small_graph.x, small_graph.edge_index)[nodes]
         torch.testing.assert_close(neighborhood_answer(teacher, small_graph, num_layers)(nodes), expected)
         fewer = neighborhood_answer(teacher, small_graph, num_layers - 1)(nodes)
-    assert not torch.allclose(fewer, expected, atol=1e-3), "one hop less would not do"
+    assert not torch.allclose(fewer, expected, atol=1e-3), "fewer hops would not do"
 
 
 def test_the_mlp_is_as_wide_as_an_expert():
