@@ -1,6 +1,7 @@
-"""PReLU and rows of unit length, with derivatives that pass over memory less often than PyTorch's on a CPU.
+"""PReLU, rows of unit length and SwiGLU, with derivatives that pass over memory less often than PyTorch's on a CPU.
 
-In SimMLP, both act on the rows of all nodes, which are larger than a cache.
+In SimMLP, the first two act on the rows of all nodes, which are larger than a cache; in
+:class:`~rbm.nn.feed_forward.RbMFeedForward`, SwiGLU acts on the hidden rows of all experts.
 """
 
 import torch
@@ -11,7 +12,9 @@ from torch.nn import functional as F
 from rbm.utils.precision import autocast_dtype
 from rbm.utils.transforms import is_eager_on_cpu
 from rbm_kernels._library import gradients_of
+from rbm_kernels.ops.packed_feed_forward import ACTIVATIONS
 
+_plain_swiglu, _ = ACTIVATIONS["swiglu"]
 _SHORTEST = 1e-12  # a shorter row is divided by this, as F.normalize does
 
 
@@ -29,6 +32,11 @@ class PReLU(nn.PReLU):
 def unit_rows(x: Tensor) -> Tensor:
     """Rows ``[..., H]`` divided by their lengths, as by ``F.normalize(x, dim=-1)``."""
     return F.normalize(x, dim=-1) if _is_plain(x) else _UnitRows.apply(x)
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """SiLU of the first half times the second half: ``[..., 2 I]`` to ``[..., I]``. Only ``x`` is kept for backward."""
+    return _plain_swiglu(x) if _is_plain(x) else _SwiGLU.apply(x)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -66,3 +74,24 @@ class _UnitRows(torch.autograd.Function):
             return torch.autograd.grad(F.normalize(x, dim=-1), x, gradient, create_graph=True)[0]
         along = torch.linalg.vecdot(gradient, unit).unsqueeze(-1)
         return torch.addcmul(gradient, unit, along, value=-1).div_(lengths)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate).mul_(value)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        [x] = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return gradients_of(_plain_swiglu, (x,), ctx.needs_input_grad, (gradient,))[0]
+        gate, value = x.chunk(2, dim=-1)
+        found = torch.empty_like(x)
+        to_gate, to_value = found.chunk(2, dim=-1)
+        torch.mul(gradient, F.silu(gate), out=to_value)
+        torch.mul(gradient, value, out=to_gate)
+        torch.ops.aten.silu_backward.grad_input(to_gate, gate, grad_input=to_gate)
+        return found

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from rbm.nn.cpu_derivatives import swiglu
 from rbm.nn.dropout import dropout as drop
 from rbm.nn.folded_weights import PACKED_DTYPES, KeepsCopy, Sources
 from rbm.nn.memory_router import MemoryRouter, Routing, draw_experts
@@ -246,7 +247,7 @@ def expert_feed_forward(
         ``[B, N]`` in the dtype of ``x``. Gradients flow into all tensors except ``experts``.
     """
     (rows, k), (num_experts, wide, _) = experts.shape, weight_in.shape
-    activate, _ = ACTIVATIONS[activation]
+    activate = swiglu if activation == "swiglu" else ACTIVATIONS[activation][0]
     # The activation comes before the sum over a row's experts, so each choice needs its own product.
     if k > 1 and not is_exporting() and holds(rows * k <= num_experts * wide):
         # The copied rows are smaller than the weights, which would otherwise be read and packed once for each choice.

@@ -1,4 +1,4 @@
-"""PReLU and unit rows have the values and all derivatives of PyTorch's functions."""
+"""PReLU, unit rows and SwiGLU have the values and all derivatives of PyTorch's functions."""
 
 import pytest
 import torch
@@ -6,8 +6,11 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from rbm.nn.cpu_derivatives import PReLU, unit_rows
+from rbm.nn.cpu_derivatives import PReLU, swiglu, unit_rows
 from rbm.nn.simmlp import SimMLPStudent
+from rbm_kernels.ops.packed_feed_forward import ACTIVATIONS
+
+plain_swiglu = ACTIVATIONS["swiglu"][0]
 
 
 def derivatives(value, parts):
@@ -55,10 +58,13 @@ def test_second_derivatives_where_the_rows_or_the_slope_need_none(part):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize(("ours", "plain"), [(PReLU(), nn.PReLU()), (unit_rows, lambda x: F.normalize(x, dim=-1))])
+PAIRS = [(PReLU(), nn.PReLU()), (unit_rows, lambda x: F.normalize(x, dim=-1)), (swiglu, plain_swiglu)]
+
+
+@pytest.mark.parametrize(("ours", "plain"), PAIRS)
 def test_forward_mode(ours, plain):
     with forward_ad.dual_level():
-        x = forward_ad.make_dual(torch.randn(5, 7), torch.randn(5, 7))
+        x = forward_ad.make_dual(torch.randn(5, 8), torch.randn(5, 8))
         for found, expected in zip(forward_ad.unpack_dual(ours(x)), forward_ad.unpack_dual(plain(x)), strict=True):
             torch.testing.assert_close(found, expected)
 
@@ -71,6 +77,31 @@ def test_unit_rows_are_those_of_normalize(shape):
     torch.testing.assert_close(found, expected)
     found, expected = ((rows.exp() * weights).sum() for rows in (found, expected))
     torch.testing.assert_close(derivatives(found, [x]), derivatives(expected, [x]))
+
+
+@pytest.mark.parametrize("shape", [(50, 8), (6,), (2, 5, 4), (0, 4), (3, 0)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_swiglu_is_the_formula(shape, dtype):
+    """From adjacent and from other features."""
+    backwards = tuple(reversed(range(len(shape))))
+    for x in (torch.randn(shape, dtype=dtype), torch.randn(shape[::-1], dtype=dtype).permute(backwards)):
+        x.requires_grad_()
+        found, expected = swiglu(x), plain_swiglu(x)
+        assert "_SwiGLU" in found.grad_fn.name()
+        assert torch.equal(found, expected)
+        gradient = torch.randn_like(found)
+        found, expected = (torch.autograd.grad(y, x, gradient)[0] for y in (found, expected))
+        torch.testing.assert_close(found, expected)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    found, expected = ((f(x).exp()).sum() for f in (swiglu, plain_swiglu))
+    torch.testing.assert_close(derivatives(found, [x]), derivatives(expected, [x]))
+
+
+def test_swiglu_keeps_only_its_input():
+    kept, x = [], torch.randn(5, 8, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+        swiglu(x)
+    assert kept == [x.data_ptr()]
 
 
 def test_a_row_of_zeros_has_the_gradient_that_normalize_gives_it():
