@@ -69,6 +69,30 @@ def test_forward_mode(ours, plain):
             torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize(("ours", "plain"), PAIRS)
+def test_backward_of_several_gradients_at_once(ours, plain):
+    """As ``torch.autograd.functional.jacobian(vectorize=True)`` and ``vmap`` of a backward pass ask for them."""
+    x = torch.randn(5, 8, requires_grad=True)
+    gradients = torch.randn(3, *plain(x).shape)
+    expected = torch.stack([torch.autograd.grad(plain(x), x, gradient)[0] for gradient in gradients])
+    y = ours(x)
+    [found] = torch.autograd.grad(y, x, gradients, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(found, expected)
+    [found] = torch.func.vmap(lambda gradient: torch.autograd.grad(y, x, gradient, retain_graph=True))(gradients)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("ours", "plain"), PAIRS)
+def test_backward_of_a_gradient_with_a_tangent(ours, plain):
+    x = torch.randn(5, 8, requires_grad=True)
+    pair = torch.randn(2, *plain(x).shape)
+    expected = [torch.autograd.grad(plain(x), x, part)[0] for part in pair]  # linear
+    y = ours(x)
+    with forward_ad.dual_level():
+        [found] = torch.autograd.grad(y, x, forward_ad.make_dual(*pair))
+        torch.testing.assert_close([*forward_ad.unpack_dual(found)], expected)
+
+
 @pytest.mark.parametrize("shape", [(50, 7), (7,), (2, 5, 3)])
 def test_unit_rows_are_those_of_normalize(shape):
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
