@@ -93,6 +93,15 @@ def test_backward_of_a_gradient_with_a_tangent(ours, plain):
         torch.testing.assert_close([*forward_ad.unpack_dual(found)], expected)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("act", [PReLU(), unit_rows, swiglu])
+def test_a_trace_with_gradients_enabled_is_a_program_of_pytorchs_operators(act, tmp_path):
+    """A trace of our functions cannot be saved, and PyTorch finds that it differs from a second one."""
+    torch.jit.trace(act, torch.randn(5, 8, requires_grad=True)).save(str(tmp_path / "act.pt"))
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(torch.jit.load(tmp_path / "act.pt")(x), act(x))
+
+
 @pytest.mark.parametrize("shape", [(50, 7), (7,), (2, 5, 3)])
 def test_unit_rows_are_those_of_normalize(shape):
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
