@@ -40,10 +40,12 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether PyTorch's own function serves: it is as fast, or forward mode, a transformation or a trace needs it."""
+    """Whether PyTorch's own function serves: it is as fast, or forward mode, a transformation, a trace, or a subclass
+    of Tensor, such as one without numbers, needs it.
+    """
     if not torch.is_grad_enabled() or forward_ad._current_level >= 0 or torch._C._get_tracing_state():
         return True
-    return not is_eager_on_cpu(x)
+    return type(x) is not Tensor or not is_eager_on_cpu(x)
 
 
 def _has_no_out(gradient: Tensor) -> bool:

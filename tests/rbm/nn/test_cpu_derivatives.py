@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from rbm.nn.cpu_derivatives import PReLU, swiglu, unit_rows
+from rbm.nn.feed_forward import RbMFeedForward
 from rbm.nn.simmlp import SimMLPStudent
 from rbm_kernels.ops.packed_feed_forward import ACTIVATIONS
 
@@ -91,6 +93,14 @@ def test_backward_of_a_gradient_with_a_tangent(ours, plain):
     with forward_ad.dual_level():
         [found] = torch.autograd.grad(y, x, forward_ad.make_dual(*pair))
         torch.testing.assert_close([*forward_ad.unpack_dual(found)], expected)
+
+
+def test_fake_tensors():
+    """Tools that estimate the memory of a training step run it without numbers."""
+    with FakeTensorMode():
+        for module in (SimMLPStudent(6, 8, 3), RbMFeedForward(6, 8, num_experts=3, top_k=2, activation="swiglu")):
+            module(torch.randn(20, 6)).sum().backward()
+            assert all(parameter.grad.shape == parameter.shape for parameter in module.parameters())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
