@@ -40,8 +40,18 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether PyTorch's own function serves: it is as fast, or forward mode or a transformation needs it."""
-    return not torch.is_grad_enabled() or forward_ad._current_level >= 0 or not is_eager_on_cpu(x)
+    """Whether PyTorch's own function serves: it is as fast, or forward mode, a transformation, a trace, or a subclass
+    of Tensor, such as one without numbers, needs it.
+    """
+    if not torch.is_grad_enabled() or forward_ad._current_level >= 0 or torch._C._get_tracing_state():
+        return True
+    return type(x) is not Tensor or not is_eager_on_cpu(x)
+
+
+def _has_no_out(gradient: Tensor) -> bool:
+    """Whether PyTorch's ``out=`` refuses the gradient: it is a batch of gradients, transformed, or has a tangent."""
+    is_batch = torch._C._functorch.is_legacy_batchedtensor(gradient)
+    return is_batch or forward_ad._current_level >= 0 or not is_eager_on_cpu(gradient)
 
 
 class _PReLU(torch.autograd.Function):
@@ -89,6 +99,10 @@ class _SwiGLU(torch.autograd.Function):
         if torch.is_grad_enabled():
             return gradients_of(_plain_swiglu, (x,), ctx.needs_input_grad, (gradient,))[0]
         gate, value = x.chunk(2, dim=-1)
+        if _has_no_out(gradient):
+            share = gate.sigmoid()
+            slope = share * (1 + gate * (1 - share))  # of SiLU
+            return torch.cat([gradient * value * slope, gradient * gate * share], dim=-1)
         found = torch.empty_like(x)
         to_gate, to_value = found.chunk(2, dim=-1)
         torch.mul(gradient, F.silu(gate), out=to_value)

@@ -180,6 +180,7 @@ BAD = {
     "features": ({"x": lambda t: t[:, :3]}, ValueError, "memory has shape"),
     "experts": ({"packed_out": lambda t: t[:2]}, ValueError, "packed_out has shape"),
     "hidden": ({"hidden_features": lambda n: 12}, ValueError, "packed_out has shape"),
+    "wide": ({"hidden_features": lambda n: 1000}, ValueError, "hidden_features is 1000, expected between 0 and"),
     "negative": ({"hidden_features": lambda n: -1}, ValueError, "hidden_features is -1, expected between 0 and"),
     "outputs": ({"out_features": lambda n: 1000}, ValueError, "out_features is 1000, expected between 0 and"),
     "fewer outputs": ({"out_features": lambda n: 0}, RuntimeError, "what pack_experts returned on this processor"),

@@ -104,7 +104,7 @@ def _check(x: Tensor, memory: Tensor, packed: Tensor, out_features: int, k: int,
 
 
 def check_packed(
-    op: str, name: str, packed: Tensor, dtype: torch.dtype, num_experts: int, features: int, outputs: int
+    op: str, name: str, packed: Tensor, dtype: torch.dtype, num_experts: int, features: int, outputs: int = 0
 ) -> None:
     """Raise TypeError or ValueError unless ``packed`` may be what pack_experts returned for these sizes."""
     checks.check_dtype(op, name, packed, (dtype,))

@@ -81,8 +81,14 @@ def _check(
     if not checks.is_within(op, "hidden_features", hidden_features, 0, most):
         raise ValueError(f"rbm::{op}: hidden_features is {hidden_features}, expected between 0 and {most}")
     checks.check_out_features(op, out_features)
-    wide = ACTIVATIONS[activation][1] * hidden_features
-    check_packed(op, "packed_in", packed_in, x.dtype, memory.shape[0], x.shape[1], wide)
+    parts = ACTIVATIONS[activation][1]  # gates and values, or values alone
+    check_packed(op, "packed_in", packed_in, x.dtype, memory.shape[0], x.shape[1])
+    most = packed_in.shape[2] // parts
+    if hidden_features > most:
+        raise ValueError(
+            f"rbm::{op}: hidden_features is {hidden_features}, expected between 0 and {most} with {activation}, by the"
+            " columns of packed_in"
+        )
     check_packed(op, "packed_out", packed_out, x.dtype, memory.shape[0], hidden_features, out_features)
 
 

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from rbm.nn.cpu_derivatives import PReLU, swiglu, unit_rows
+from rbm.nn.feed_forward import RbMFeedForward
 from rbm.nn.simmlp import SimMLPStudent
 from rbm_kernels.ops.packed_feed_forward import ACTIVATIONS
 
@@ -67,6 +69,47 @@ def test_forward_mode(ours, plain):
         x = forward_ad.make_dual(torch.randn(5, 8), torch.randn(5, 8))
         for found, expected in zip(forward_ad.unpack_dual(ours(x)), forward_ad.unpack_dual(plain(x)), strict=True):
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("ours", "plain"), PAIRS)
+def test_backward_of_several_gradients_at_once(ours, plain):
+    """As ``torch.autograd.functional.jacobian(vectorize=True)`` and ``vmap`` of a backward pass ask for them."""
+    x = torch.randn(5, 8, requires_grad=True)
+    gradients = torch.randn(3, *plain(x).shape)
+    expected = torch.stack([torch.autograd.grad(plain(x), x, gradient)[0] for gradient in gradients])
+    y = ours(x)
+    [found] = torch.autograd.grad(y, x, gradients, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(found, expected)
+    [found] = torch.func.vmap(lambda gradient: torch.autograd.grad(y, x, gradient, retain_graph=True))(gradients)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("ours", "plain"), PAIRS)
+def test_backward_of_a_gradient_with_a_tangent(ours, plain):
+    x = torch.randn(5, 8, requires_grad=True)
+    pair = torch.randn(2, *plain(x).shape)
+    expected = [torch.autograd.grad(plain(x), x, part)[0] for part in pair]  # linear
+    y = ours(x)
+    with forward_ad.dual_level():
+        [found] = torch.autograd.grad(y, x, forward_ad.make_dual(*pair))
+        torch.testing.assert_close([*forward_ad.unpack_dual(found)], expected)
+
+
+def test_fake_tensors():
+    """Tools that estimate the memory of a training step run it without numbers."""
+    with FakeTensorMode():
+        for module in (SimMLPStudent(6, 8, 3), RbMFeedForward(6, 8, num_experts=3, top_k=2, activation="swiglu")):
+            module(torch.randn(20, 6)).sum().backward()
+            assert all(parameter.grad.shape == parameter.shape for parameter in module.parameters())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("act", [PReLU(), unit_rows, swiglu])
+def test_a_trace_with_gradients_enabled_is_a_program_of_pytorchs_operators(act, tmp_path):
+    """A trace of our functions cannot be saved, and PyTorch finds that it differs from a second one."""
+    torch.jit.trace(act, torch.randn(5, 8, requires_grad=True)).save(str(tmp_path / "act.pt"))
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(torch.jit.load(tmp_path / "act.pt")(x), act(x))
 
 
 @pytest.mark.parametrize("shape", [(50, 7), (7,), (2, 5, 3)])
