@@ -26,7 +26,7 @@ void check_ranks(const Checks& check, int64_t num_experts, int64_t top_k) {
     sets = sets * (num_experts - size + 1) / size;
     if (sets > std::numeric_limits<int64_t>::max()) {
       check.fail(
-          "there are more than 2^63 sets of ", top_k, " of ", num_experts,
+          "there are more than 2^63 sets of up to ", top_k, " of ", num_experts,
           " experts, too many to rank: order them in several passes");
     }
   }
