@@ -1,6 +1,7 @@
 """What a call of :func:`rbm.distill` asks for, checked before any work."""
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -125,6 +126,7 @@ def check_request(
     if tensorboard:
         check_tensorboard()
     _check_graph(data, config, warn=warn)
+    data = _for_training(data)
     for place, own in enumerate(encodings):
         own_encoding(own, place, data.num_nodes)
     config = named_after_graph(config, data, folder if resume else None)
@@ -133,6 +135,19 @@ def check_request(
     _check_sizes(config, trained, split)
     asked = Choices(tuple(methods), keep, labels_alone)
     return Request(data, split, classes, config, teacher, teacher_name, encodings, trained, asked, folder, seconds)
+
+
+def _for_training(data: Data) -> Data:
+    """The graph, with copies of tensors that were made under ``torch.inference_mode()``, such as the embeddings of a
+    language model: autograd cannot save these.
+    """
+    made = {name: value for name, value in data.to_dict().items() if isinstance(value, Tensor) and value.is_inference()}
+    if not made:
+        return data
+    data = copy(data)
+    for name, value in made.items():
+        data[name] = value.clone()
+    return data
 
 
 def _named(config: Config | None, teacher: nn.Module | Tensor | str | None) -> tuple[Config, nn.Module | Tensor | None]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from rbm.nn.pretrained import HubMixin
 from rbm.nn.sparse_rows import Features, to_dense
-from rbm.nn.students import rows_of_width
+from rbm.nn.students import rows_for
 
 _TREES_AT_ONCE = 64  # bounds the memory of a forward: one number per row and tree
 _NEVER = -30.0  # logit of a class without labels
@@ -47,12 +47,14 @@ class TreesStudent(HubMixin, nn.Module):
             setattr(self, name, nn.Parameter(torch.zeros(shape), requires_grad=False))
 
     def forward(self, x: Features) -> Tensor:
-        """Logits ``[B, C]`` of rows ``[B, F]``."""
+        """Logits ``[..., C]`` of rows ``[..., F]``."""
         return self.baseline + self.scores(x, 0, self.rounds) @ self.share
 
     def scores(self, x: Features, first: int, last: int) -> Tensor:
-        """Sum of the leaf values of rounds ``first`` to ``last - 1``, ``[B, outputs]``."""
-        rows = to_dense(rows_of_width(self, x))
+        """Sum of the leaf values of rounds ``first`` to ``last - 1``, ``[..., outputs]``."""
+        rows = to_dense(rows_for(self, x))
+        if rows.dim() != 2:
+            return self.scores(rows.reshape(-1, self.in_channels), first, last).reshape(*rows.shape[:-1], self.outputs)
         total = rows.new_zeros(rows.shape[0], self.outputs)
         step = max(1, _TREES_AT_ONCE // self.outputs)
         for start in range(first, last, step):

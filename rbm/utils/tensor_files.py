@@ -7,10 +7,13 @@ the checksum. Files of version 0.1.0 have no checksum and are accepted unchecked
 import hashlib
 import json
 import pickle
+import threading
 import traceback
 import warnings
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from rbm.utils.files import first_line
 METADATA_KEY = "rbm"
 # Dtypes that isfinite() supports; it does not support some 8-bit ones.
 _SUPPORT_ISFINITE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.complex64)
+_LISTED = threading.Lock()  # PyTorch has one list of allowed classes for all threads
 
 
 def sealed(tensors: dict[str, Tensor], values: dict[str, Any] | None = None) -> bytes:
@@ -155,7 +159,7 @@ def read_pickled(path: Path, allowed: Iterable[type] = (), *, device: str | None
         # whatever size the pickle declares. Files of PyTorch before 1.6 do not support it.
         if archive := zipfile.is_zipfile(path):
             _check_archive(path)
-        with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings():
+        with _allowed_in_pickles(allowed), warnings.catch_warnings():
             # PyTorch's notices, no fault of the file: CSR is in beta, and checking sparse tensors takes time.
             warnings.filterwarnings("ignore", message="Sparse CSR|Validating sparse")
             return torch.load(path, map_location=device, weights_only=True, mmap=archive)
@@ -172,6 +176,29 @@ def read_pickled(path: Path, allowed: Iterable[type] = (), *, device: str | None
         ) from error
     except Exception as error:  # a damaged pickle raises nearly anything
         raise ValueError(first_line(error)) from error
+
+
+@contextmanager
+def _allowed_in_pickles(classes: Iterable[type]) -> Iterator[None]:
+    """PyTorch's unpickler also accepts these classes, and reads a ``defaultdict`` as a dictionary.
+
+    Its list is the same afterwards. :class:`torch.serialization.safe_globals` would remove what was in it before, if it
+    is among these classes, and the caller's own ``torch.load`` may need it.
+    """
+    with _LISTED:
+        before = torch.serialization.get_safe_globals()
+        more = [*classes, (_dictionary, "collections.defaultdict")]  # a defaultdict itself cannot be filled there
+        try:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals([*(known for known in before if known is not defaultdict), *more])
+            yield
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
+
+
+def _dictionary(*_: Any) -> dict:
+    return {}
 
 
 def _check_archive(path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+from torch_geometric.data.storage import AttrType, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from rbm.datasets.readers.features import csr_from_scipy
 from rbm.datasets.readers.matrices import SPARSE_NAMES, UNSIGNED, check_tensor, scipy_csr
@@ -102,7 +102,8 @@ def _named(path: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 def _read_saved(path: Path) -> dict[str, Any]:
     # PyTorch's unpickler for weights creates tensors, containers and these classes only, and runs no other code.
-    allowed = [Data, DataEdgeAttr, DataTensorAttr, BaseStorage, NodeStorage, EdgeStorage, GlobalStorage]
+    # AttrType and a defaultdict are in a Data whose subgraph was taken, and in one that ToUndirected() made.
+    allowed = [Data, DataEdgeAttr, DataTensorAttr, BaseStorage, NodeStorage, EdgeStorage, GlobalStorage, AttrType]
     try:
         saved = read_pickled(path, allowed)
     except PicklesError as error:

@@ -58,7 +58,9 @@ def alignment_loss(predicted: Tensor, aggregated: Tensor, power: float) -> Tenso
     """Mean over rows of ``(1 - cos)^power``; no gradient flows into ``aggregated``. Both ``[N, H]``."""
     with torch.no_grad():
         aggregated = unit_rows(aggregated)
-    return (1 - torch.linalg.vecdot(unit_rows(predicted), aggregated)).clamp_min(0).pow(power).mean()
+    distance = 1 - torch.linalg.vecdot(unit_rows(predicted), aggregated)
+    # A power below one has no finite slope at zero, the distance of rows that have become equal.
+    return distance.clamp_min(torch.finfo(distance.dtype).eps if power < 1 else 0).pow(power).mean()
 
 
 class Aggregator(nn.Module):

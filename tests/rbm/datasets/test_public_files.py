@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from collections import defaultdict
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 from torch_geometric.data import Data
+from torch_geometric.transforms import ToUndirected
 
 from rbm.datasets import load_graph
 
@@ -82,6 +84,25 @@ def test_the_processed_file_of_a_dataset_of_one_graph(tmp_path):
     path = save(tmp_path, (Data(**parts).to_dict(), {"x": torch.tensor([0, 9, NODES])}, Data))
     with pytest.raises(ValueError, match=r"holds several graphs, expected one"):
         load_graph(path)
+
+
+def test_a_graph_whose_columns_pyg_has_told_apart(tmp_path):
+    """PyG keeps in the graph which of its tensors belong to nodes; distill() takes subgraphs of a graph, too."""
+    asked, parts = Data(**graph()), graph()
+    asked.subgraph(torch.arange(NODES // 2))
+    for data in (asked, ToUndirected()(Data(**parts))):
+        assert "_cached_attr" in data._store.__dict__
+        again = load_graph(save(tmp_path, data), small_classes="share")
+        for name in parts:
+            assert torch.equal(again[name], data[name])
+
+
+def test_reading_leaves_the_classes_that_torch_load_accepts_alone(tmp_path):
+    """PyG and callers list classes for their own calls of torch.load, such as those of a graph."""
+    with torch.serialization.safe_globals([Data, defaultdict]):
+        before = {*torch.serialization.get_safe_globals()}
+        load_graph(save(tmp_path, Data(**graph())), small_classes="share")
+        assert {*torch.serialization.get_safe_globals()} == before
 
 
 def test_edges_in_one_direction_are_reported(tmp_path, caplog):

@@ -343,3 +343,19 @@ def test_one_batch_of_all_nodes_reuses_the_first_layer(small_graph, quick, batch
     assert (trainer.first_layer is not None) == (batch_size != 59)
     trainer.update_targets()
     assert (trainer.first_layer is not None) == all(batch.nodes is None for batch in trainer._batches())
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.sparse_csr])
+def test_a_graph_made_in_inference_mode_is_as_good_as_another(small_graph, quick, layout):
+    """Features are often the output of another model, and autograd cannot save such tensors."""
+    own, x = small_graph.clone(), small_graph.x
+    own.x = x.to_sparse_csr() if layout == torch.sparse_csr else x
+    with torch.inference_mode():
+        made = own.clone()
+        made.x = x.clone().to_sparse_csr() if layout == torch.sparse_csr else x.clone()
+    options = {"config": quick, "methods": ["mlp", "krd", "tined"], "measure_latency": False}
+    expected, found = (rbm.distill(data, **options) for data in (own, made))
+    assert made.x.is_inference(), "the caller's graph is not changed"
+    for method, student in expected.students.items():
+        for name, tensor in student.state_dict().items():
+            assert torch.equal(found.students[method].state_dict()[name], tensor)

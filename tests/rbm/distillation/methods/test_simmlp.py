@@ -66,6 +66,15 @@ def test_loss_and_gradient_equal_the_papers(split, power, layers):
         torch.testing.assert_close(mine, plain, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_equal_rows_have_a_finite_gradient(power):
+    rows = torch.eye(3, 4, requires_grad=True)
+    loss = alignment_loss(rows, torch.tensor([[2.0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]]), power)
+    loss.backward()
+    assert loss.item() == pytest.approx(1 / 3, abs=1e-3)
+    assert rows.grad.isfinite().all()
+
+
 def test_sparse_features_are_found_again_as_dense_ones_are(split):
     dense = trainer_of(split, reconstruction_weight=4.0)
     sparse = copy.deepcopy(dense)

@@ -196,6 +196,23 @@ def test_thresholds_in_single_precision_send_every_row_the_same_way():
     np.testing.assert_array_equal(rows <= np.tile(rounded, 3), rows.astype(np.float64) <= doubles)
 
 
+def test_rows_of_any_rank_as_for_other_students(small_graph):
+    trainer = trainer_of(small_graph)
+    trainer.train_epoch(0)
+    x, student = small_graph.x[:6], trainer.model
+    logits = student(x)
+    torch.testing.assert_close(student(x[0]), logits[0])
+    torch.testing.assert_close(student(x.unflatten(0, (2, 3))), logits.unflatten(0, (2, 3)))
+    assert student(x.new_empty(0, 3, x.shape[1])).shape == (0, 3, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_rows_of_numpys_types_are_told(dtype):
+    student = TreesStudent(4, 3, rounds=1, outputs=1, nodes=1, depth=1)
+    with pytest.raises(TypeError, match=f"rows of x have dtype {dtype}, expected torch.float32, that of the student"):
+        student(torch.ones(2, 4, dtype=dtype))
+
+
 def test_rows_of_another_width_are_told():
     student = TreesStudent(4, 3, rounds=1, outputs=3, nodes=3, depth=1)
     with pytest.raises(ValueError, match=r"hold 5 numbers .*expected 4: 4 features"):
