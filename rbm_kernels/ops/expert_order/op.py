@@ -79,8 +79,8 @@ def expert_order(experts: Tensor, num_experts: int, block_m: int = 128, passes: 
         TypeError: ``experts`` is not int32.
         ValueError: ``experts`` is not two-dimensional, has more than ``num_experts`` columns, ``num_experts``
             is not between 1 and 2^20, ``block_m < 1``, or ``passes`` is not between 1 and k.
-        RuntimeError: there are more than 2^63 sets of up to k of the E experts of a pass, too many to rank; on the CPU, an
-            expert is out of range.
+        RuntimeError: there are more than 2^63 sets of up to k of the E experts of a pass, too many to rank; on the CPU,
+            an expert is out of range.
     """
     try:
         return _in_passes(experts, num_experts, block_m, passes)
