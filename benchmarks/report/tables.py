@@ -132,6 +132,7 @@ def cpu_ffn() -> str:
     peers = {
         "rbm, rows copied": "rows copied for each expert",
         "torch.nn.Linear, k I": "one dense pair of `k` widths",
+        "sorted": "`sorted`",
         "grouped_mm": "`grouped_mm`",
         "eager": "eager",
     }

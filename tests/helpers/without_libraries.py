@@ -64,7 +64,7 @@ def refusals(x, weight, gates, experts, parts) -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             call()
-    with pytest.raises(RuntimeError, match=r"more than 2\^63 sets of 60 of 128 experts"):
+    with pytest.raises(RuntimeError, match=r"more than 2\^63 sets of up to 60 of 128 experts"):
         rbm_kernels.expert_order(torch.arange(60, dtype=torch.int32)[None], 128, 16)
     for op in (torch.ops.rbm.sparse_expert_matmul_backward_gates, torch.ops.rbm.sparse_expert_matmul_backward_weight):
         bias = (None,) if op.__name__.endswith("gates") else ()
