@@ -148,17 +148,21 @@ LAYERS_ANSWER = {
 }
 
 
-@pytest.mark.parametrize("ask", LAYERS_ANSWER.values(), ids=LAYERS_ANSWER.keys())
-@pytest.mark.parametrize("asked", [False, True], ids=["first", "later"])
-@torch.no_grad()
-def test_the_layers_answer(ask, asked, calls):
-    student, x = make(), torch.randn(9, F)
+def check_that_layers_answer(student, ask, asked, calls):
+    x = torch.randn(9, F)
     if asked:
         student(x)
         assert calls == [9]
         calls.clear()
     assert ask(student, x).shape == (9, C)
     assert calls == []
+
+
+@pytest.mark.parametrize("ask", LAYERS_ANSWER.values(), ids=LAYERS_ANSWER.keys())
+@pytest.mark.parametrize("asked", [False, True], ids=["first", "later"])
+@torch.no_grad()
+def test_the_layers_answer(ask, asked, calls):
+    check_that_layers_answer(make(), ask, asked, calls)
 
 
 class Doubled(NormalizedMLP):
@@ -185,13 +189,7 @@ LAYERS_OF_SIMMLP_ANSWER = {
 @pytest.mark.parametrize("asked", [False, True], ids=["first", "later"])
 @torch.no_grad()
 def test_the_layers_of_simmlp_answer(ask, asked, calls):
-    student, x = make(SimMLPStudent, num_layers=3), torch.randn(9, F)
-    if asked:
-        student(x)
-        assert calls == [9]
-        calls.clear()
-    assert ask(student, x).shape == (9, C)
-    assert calls == []
+    check_that_layers_answer(make(SimMLPStudent, num_layers=3), ask, asked, calls)
 
 
 def test_with_gradients_the_layers_answer(calls):
