@@ -78,7 +78,7 @@ def neighborhood_answer(teacher: nn.Module, graph: Data, num_layers: int) -> Cal
     """A function from the ids of a few nodes, int64 ``[B]``, to the teacher's logits ``[B, C]``.
 
     It gathers edges and features of their neighbourhood and runs the teacher on that subgraph. The neighbourhood has
-    :meth:`rbm.teachers.Teacher.reach` hops, and ``num_layers`` for a module without that method. It is for timing:
+    :meth:`rbm.teachers.Teacher.reach` hops, and ``num_layers`` for a module of another class. It is for timing:
     ``gcn``, ``revgat`` and ``drgat`` scale messages by degrees, which are smaller there for the outermost nodes, and a
     subgraph has no known labels, so their logits differ from those on the whole graph.
     """
